@@ -1,0 +1,39 @@
+"""Read: a path becomes a Checkpoint, whose names, shapes and dtypes are known before any tensor is read.
+
+    base.py              what a checkpoint is: TensorInfo, Source, Checkpoint
+    kinds.py             what kind of file it is, by its content, and a sentence for every kind that is no checkpoint
+    torch_file.py        files that torch wrote, zip or legacy
+    safetensors_file.py  safetensors, without importing torch until a tensor is asked for
+    hf_folder.py         a Hugging Face directory
+    envelope.py          which of the things in a file are the weights, and what the rest says
+"""
+
+from pathlib import Path
+
+from modernize.checkpoint.base import Checkpoint, Source, TensorInfo, Weights
+from modernize.checkpoint.envelope import assemble
+from modernize.checkpoint.hf_folder import HF_FORMAT, open_hf_folder
+from modernize.checkpoint.kinds import Kind, kind_of
+from modernize.checkpoint.safetensors_file import SafetensorsSource
+from modernize.checkpoint.torch_file import load_torch
+
+__all__ = ["HF_FORMAT", "Checkpoint", "Source", "TensorInfo", "Weights", "open_checkpoint"]
+
+
+def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoint:
+    """Open a file or a Hugging Face directory; `weights` chooses between trained and averaged weights beside each other.
+
+    Raises:
+        UnreadableFile: nothing there, damaged, or another kind of file.
+        UnsafeFile: objects that only running code could rebuild.
+        AmbiguousInput: two sets of weights, or two keys that mean one tensor.
+    """
+    path = Path(path)
+    kind = kind_of(path)
+    if kind is Kind.FOLDER:
+        return open_hf_folder(path)
+    if kind is Kind.SAFETENSORS:
+        source = SafetensorsSource(path)
+        return assemble(path, format=kind.value, file=path, source=source, notes={})
+    root = load_torch(path, legacy=kind is Kind.TORCH_LEGACY)
+    return assemble(path, format=kind.value, file=path, source=root.choose(weights), notes=root.notes())

@@ -1,0 +1,120 @@
+"""Which of the things in a file are the weights, what the rest says, and what the tensors' names are without wrappers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modernize.checkpoint.base import Checkpoint, Source, Weights
+from modernize.errors import AmbiguousInput, UnreadableFile
+
+# keys under which training programs keep the weights
+WRAPPERS: dict[Weights, tuple[str, ...]] = {
+    "model": ("model", "model_state_dict", "model_state", "state_dict", "net", "module", "params"),
+    "ema": ("ema", "model_ema", "ema_model", "ema_state_dict"),
+}
+# keys beside the weights that hold facts, most telling first
+SETTINGS = ("config.json", "model_args", "model_config", "config", "hyper_parameters", "hparams", "args", "cfg")
+# segments of a key that torch.compile and data parallelism put in, wherever they stand
+MARKERS = frozenset({"_orig_mod", "module"})
+
+
+@dataclass(frozen=True)
+class Root:
+    """The dictionary that a torch file holds; `wrap` makes a Source of the weights in it."""
+
+    path: Path
+    items: Mapping[Any, Any]
+    wrap: Callable[[Mapping[str, Any]], Source]
+
+    def choose(self, weights: Weights) -> Source:
+        """The weights: under one of WRAPPERS, or the dictionary itself.
+
+        Raises AmbiguousInput for two sets, UnreadableFile where there is none.
+        """
+        found = [key for key in WRAPPERS[weights] if _tensors_in(self.items.get(key))]
+        if len(found) > 1:
+            raise AmbiguousInput(
+                f"{self.path} holds several sets of weights: {', '.join(found)}",
+                hint="save the one you mean alone: torch.save(checkpoint[NAME], PATH)",
+            )
+        if found:
+            return self.wrap(_tensors_in(self.items[found[0]]))
+        bare = _tensors_in(self.items)
+        if weights == "ema" or not bare:
+            keys = ", ".join(repr(key) for key in list(self.items)[:8]) or "nothing"
+            raise UnreadableFile(
+                f"{self.path} has no {'averaged ' if weights == 'ema' else ''}weights: it holds {keys}",
+                hint=f"weights are looked for under {', '.join(WRAPPERS[weights])}"
+                + ("" if weights == "ema" else ", or as a bare dictionary of tensors"),
+            )
+        return self.wrap(bare)
+
+    def notes(self) -> dict[str, Any]:
+        """Everything beside the weights that is no dictionary of tensors."""
+        return {str(k): v for k, v in self.items.items() if not _tensors_in(v) and not hasattr(v, "shape")}
+
+
+def _tensors_in(value: object) -> dict[str, Any]:
+    """The tensors that a dictionary holds directly, by name; none for anything else."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {k: v for k, v in value.items() if isinstance(k, str) and hasattr(v, "shape") and hasattr(v, "dtype")}
+
+
+def assemble(
+    path: Path,
+    *,
+    format: str,
+    file: Path,
+    source: Source,
+    notes: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Checkpoint:
+    """A Checkpoint from a source of tensors and the things found beside them."""
+    return Checkpoint(
+        path=path,
+        format=format,
+        file=file,
+        source=source,
+        raw_names=clean_names(path, source.tensors),
+        settings=settings_in(notes),
+        vocabulary=vocabulary_in(notes),
+        metadata=metadata if metadata is not None else getattr(source, "metadata", {}),
+        warnings=warnings,
+    )
+
+
+def clean_names(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """Clean name -> the file's name, with MARKERS taken out. Raises AmbiguousInput where two become one."""
+    clean: dict[str, str] = {}
+    for raw in names:
+        name = ".".join(segment for segment in raw.split(".") if segment not in MARKERS)
+        if name in clean:
+            raise AmbiguousInput(
+                f"{path} holds {clean[name]} and {raw}, which are the same tensor once the wrapper's prefix is taken off",
+                hint="save again with only one of them",
+            )
+        clean[name] = raw
+    return clean
+
+
+def settings_in(notes: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Groups of plain values, most telling first; plain values at the top level come last, under an empty name."""
+    groups = {key: notes[key] for key in SETTINGS if isinstance(notes.get(key), Mapping)}
+    plain = {k: v for k, v in notes.items() if isinstance(v, str | int | float | bool)}
+    return {**groups, **({"": plain} if plain else {})}
+
+
+def vocabulary_in(notes: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id, from `stoi`, `chars` or `itos`, at the top or in one of the settings; empty where there is none."""
+    for group in (notes, *(notes[key] for key in SETTINGS if isinstance(notes.get(key), Mapping))):
+        stoi, chars, itos = group.get("stoi"), group.get("chars"), group.get("itos")
+        if isinstance(stoi, Mapping) and stoi:
+            return {str(token): int(index) for token, index in stoi.items()}
+        if isinstance(chars, str | list | tuple) and chars and all(isinstance(c, str) for c in chars):
+            return {token: index for index, token in enumerate(chars)}
+        if isinstance(itos, Mapping) and itos:
+            return {str(token): int(index) for index, token in itos.items()}
+    return {}

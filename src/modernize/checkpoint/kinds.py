@@ -1,0 +1,127 @@
+"""What kind of file it is, told by its content and never by its name; and a sentence for each kind that is no checkpoint."""
+
+import zipfile
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from modernize.errors import UnreadableFile
+
+_HEAD = 512
+_LEGACY_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"  # pickled long 0x1950a86a20f9469cfc6c, torch before 1.6
+_HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
+
+
+class Kind(Enum):
+    """The kinds that can be read; the value is what reports call them."""
+
+    FOLDER = "Hugging Face folder"
+    SAFETENSORS = "safetensors"
+    TORCH_ZIP = "torch zip"
+    TORCH_LEGACY = "torch legacy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stranger:
+    """A kind of file that people take for a checkpoint: how it starts, what it is, and what to do."""
+
+    start: bytes
+    what: str
+    hint: str
+
+
+STRANGERS = (
+    Stranger(
+        start=b"version https://git-lfs",
+        what="a git-LFS pointer, not the weights themselves",
+        hint="run `git lfs pull` in its repository, then try again",
+    ),
+    Stranger(start=b"<!DOCTYPE", what="an HTML web page", hint="download the file itself, not its page"),
+    Stranger(start=b"<!doctype", what="an HTML web page", hint="download the file itself, not its page"),
+    Stranger(start=b"<html", what="an HTML web page", hint="download the file itself, not its page"),
+    Stranger(start=b"GGUF", what="a GGUF file", hint="convert from the checkpoint that it was made from"),
+    Stranger(
+        start=b"\x89HDF\r\n",
+        what="an HDF5 file, as TensorFlow and Keras write",
+        hint="load the model in transformers and save_pretrained() it from PyTorch",
+    ),
+    Stranger(start=b"\x1f\x8b", what="a gzip archive", hint="unpack it first with `gunzip` or `tar xzf`"),
+    Stranger(start=b"BZh", what="a bzip2 archive", hint="unpack it first"),
+    Stranger(start=b"\xfd7zXZ", what="an xz archive", hint="unpack it first"),
+    Stranger(
+        start=(20240326).to_bytes(4, "little"), what="an llm.c checkpoint", hint="export it to Hugging Face format first"
+    ),
+)
+
+
+def kind_of(path: Path) -> Kind:
+    """The kind of a path. Raises UnreadableFile, with what it is instead, for everything that can't be a checkpoint."""
+    if path.is_dir():
+        return Kind.FOLDER
+    if not path.exists():
+        raise UnreadableFile(f"there is no file {path}", hint="check the path")
+    if not path.is_file():
+        raise UnreadableFile(f"{path} is not a regular file", hint="give a checkpoint file or a Hugging Face folder")
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+    except OSError as error:
+        raise UnreadableFile(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
+    if size == 0:
+        raise UnreadableFile(f"{path} is empty (0 bytes)", hint="copy or download it again")
+    if head.startswith(b"PK\x03\x04"):
+        return _zip_kind(path)
+    if head[:1] == b"\x80" and head[2 : 2 + len(_LEGACY_MAGIC)] == _LEGACY_MAGIC:
+        return Kind.TORCH_LEGACY
+    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _HEADER_LIMIT:
+        return Kind.SAFETENSORS
+    raise _stranger(path, head)
+
+
+def _zip_kind(path: Path) -> Kind:
+    """A zip is torch's when one of its folders holds `data.pkl`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UnreadableFile(
+            f"{path} is damaged or cut short: it starts as a zip archive but has no readable directory ({error})",
+            hint="copy or download it again",
+        ) from error
+    inside = {name.partition("/")[2] for name in names}
+    if "constants.pkl" in inside or any(name.startswith("code/") for name in inside):
+        raise UnreadableFile(
+            f"{path} is a TorchScript archive, which holds a program and not only weights",
+            hint="save the weights alone, from the program that made it: torch.save(model.state_dict(), PATH)",
+        )
+    if "data.pkl" not in inside:
+        raise UnreadableFile(
+            f"{path} is a zip archive of something else ({names[0] if names else 'nothing'!r} and "
+            f"{max(len(names) - 1, 0)} more), not a file that torch.save wrote",
+            hint="if a checkpoint is inside, unpack it first with `unzip`",
+        )
+    return Kind.TORCH_ZIP
+
+
+def _stranger(path: Path, head: bytes) -> UnreadableFile:
+    text = head.lstrip()
+    for stranger in STRANGERS:
+        if text.startswith(stranger.start) or head.startswith(stranger.start):
+            return UnreadableFile(f"{path} is {stranger.what}", hint=stranger.hint)
+    if head[257:262] == b"ustar":
+        return UnreadableFile(f"{path} is a tar archive", hint="unpack it first with `tar xf`")
+    if head[:1] == b"\x80":
+        return UnreadableFile(
+            f"{path} is a bare pickle, not a file that torch.save wrote",
+            hint="save the weights from the program that made it: torch.save(model.state_dict(), PATH)",
+        )
+    if b"\0" not in head:
+        return UnreadableFile(
+            f"{path} is a text file, not a checkpoint",
+            hint="give a file that torch.save or safetensors wrote, or a Hugging Face folder",
+        )
+    return UnreadableFile(
+        f"{path} is no checkpoint: it is neither a torch file nor safetensors",
+        hint="give a file that torch.save or safetensors wrote, or a Hugging Face folder",
+    )

@@ -1,0 +1,84 @@
+"""Files that torch wrote, zip or legacy. Only tensors and plain containers are ever rebuilt; no code of a file runs."""
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modernize.checkpoint.base import TensorInfo
+from modernize.checkpoint.envelope import Root
+from modernize.errors import UnreadableFile, UnsafeFile
+
+if TYPE_CHECKING:
+    import torch
+
+_SAVE_AGAIN = (
+    "save it again from the program that made it, tensors and plain values only: "
+    'torch.save({"model": model.state_dict(), "model_args": {"n_head": ...}}, PATH)'
+)
+# torch names what it would not rebuild as `GLOBAL module.name`, or as `… class module.name`
+_CULPRIT = re.compile(r"(?:GLOBAL|Unsupported class|unsupported class|Unsupported type)\s+`?([\w.]+)")
+
+
+class TorchSource:
+    """Tensors of a dictionary that torch loaded (zip files are memory-mapped, so nothing is read until it is used)."""
+
+    def __init__(self, tensors: Mapping[str, "torch.Tensor"]) -> None:
+        self._tensors = tensors
+        self.tensors = {
+            name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()
+        }
+
+    def read(self, name: str) -> "torch.Tensor":
+        """One tensor, in its stored dtype."""
+        return self._tensors[name].detach()
+
+    def equal(self, a: str, b: str) -> bool:
+        """Whether two tensors hold the same values."""
+        import torch
+
+        return torch.equal(self._tensors[a], self._tensors[b])
+
+
+def load_torch(path: Path, *, legacy: bool) -> Root:
+    """Load a torch file with its restricted unpickler.
+
+    Raises:
+        UnsafeFile: an object of a class that only running code could rebuild; the sentence names it.
+        UnreadableFile: damaged, or not a dictionary.
+    """
+    import torch
+
+    try:
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=not legacy)
+    except pickle.UnpicklingError as error:
+        raise _refusal(path, str(error)) from error
+    except MemoryError as error:
+        raise UnreadableFile(f"{path} asks for more memory than there is", hint="copy or download it again") from error
+    except Exception as error:  # the unpickler and the archive reader raise whatever a damaged stream makes them
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnreadableFile(
+            f"{path} is damaged or cut short: {first}", hint="copy or download it again, and compare its size"
+        ) from error
+    if not isinstance(loaded, Mapping):
+        raise UnreadableFile(
+            f"{path} holds one {type(loaded).__name__}, where a dictionary of tensors was expected",
+            hint=_SAVE_AGAIN,
+        )
+    return Root(path, loaded, TorchSource)
+
+
+def _refusal(path: Path, message: str) -> UnsafeFile | UnreadableFile:
+    culprit = _CULPRIT.search(message)
+    if culprit:
+        return UnsafeFile(
+            f"{path} holds an object of the class {culprit[1].rstrip('.')}, and rebuilding it would run code, "
+            "so the file is not loaded",
+            hint=_SAVE_AGAIN,
+        )
+    if "nsupported" in message:
+        return UnsafeFile(
+            f"{path} holds an object that only running code could rebuild, so it is not loaded", hint=_SAVE_AGAIN
+        )
+    return UnreadableFile(f"{path} is damaged: its pickle cannot be read", hint="copy or download it again")

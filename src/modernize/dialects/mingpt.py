@@ -1,0 +1,16 @@
+"""minGPT (since 2022) and makemore: nanoGPT's names, the tanh GELU, a head of its own, saved bare."""
+
+from modernize.dialects.nanogpt import ROWS
+from modernize.dialects.table import Assumption, Dialect
+
+MINGPT = Dialect(
+    name="mingpt",
+    title="minGPT (karpathy/minGPT) and makemore's transformer",
+    rules=ROWS,
+    tied=(False,),
+    assumptions=(
+        Assumption(field="activation", value="gelu_tanh"),
+        Assumption(field="attn_scale", value="head"),
+        Assumption(field="norm_eps", value=1e-5),
+    ),
+)

@@ -1,0 +1,51 @@
+"""Under which names programs keep the facts of a model, and what their values mean. Data only, but for `look_up`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from modernize.spec import Activation
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "n_layer": ("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
+    "n_head": ("n_head", "n_heads", "num_heads", "num_attention_heads"),
+    "n_embd": ("n_embd", "n_embed", "d_model", "dim_embedding", "emb_size", "emb_dim", "hidden_size"),
+    "block_size": (
+        "block_size",
+        "context_length",
+        "seq_length",
+        "max_seq_len",
+        "n_positions",
+        "max_position_embeddings",
+        "ctx",
+    ),
+    "vocab_size": ("vocab_size",),
+    "activation": ("activation", "activation_function", "hidden_act"),
+    "norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+    "attn_scale": ("attn_scale",),
+}
+
+ACTIVATION_NAMES: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+# settings of Hugging Face's GPT-2 that change what the model computes, with the only value that is carried over
+MUST_BE: dict[str, object] = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+
+
+def look_up(settings: Mapping[str, Mapping[str, Any]], field: str) -> tuple[Any, str]:
+    """The first value that settings give a field, with where it stands (`model_args.n_head`); (None, "") without one."""
+    for group, values in settings.items():
+        for alias in ALIASES[field]:
+            if values.get(alias) is not None:
+                return values[alias], f"{group}.{alias}".lstrip(".")
+    return None, ""

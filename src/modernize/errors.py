@@ -1,0 +1,81 @@
+"""Every error that a user can cause, as one tree.
+
+    ModernizeError              1  a sentence, a hint, an exit code
+    ├── UsageError              2  an option that does not fit
+    ├── InputRefused            3  the input cannot or must not be used
+    │   ├── UnreadableFile         missing, damaged, or another kind of file
+    │   ├── UnsafeFile             holds objects that only running code could rebuild
+    │   ├── UnknownLayout          no dialect accounts for the tensors
+    │   ├── AmbiguousInput         two readings are possible and they differ
+    │   ├── MissingFact            something nobody said, asked for by option name
+    │   ├── BadTensors             shapes or values that cannot be a model
+    │   └── BadData                text or token ids that do not fit the model
+    ├── OutputRefused           4  the output exists, is the input, or cannot be written
+    └── TrainingStopped         5  a loss or a gradient that is no number
+
+The sentence names the file, the tensor or the option, what was found and what was expected; the hint is the next
+thing to try. `cli.py` turns them into two lines on stderr and the exit code.
+"""
+
+
+class ModernizeError(Exception):
+    """An error with one sentence for the person at the keyboard and a hint what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, sentence: str, *, hint: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.hint = hint
+
+
+class UsageError(ModernizeError):
+    """An option, or a combination of options, that does not fit."""
+
+    exit_code = 2
+
+
+class InputRefused(ModernizeError):
+    """The input cannot or must not be used."""
+
+    exit_code = 3
+
+
+class UnreadableFile(InputRefused):
+    """A file that is missing, damaged, or of another kind."""
+
+
+class UnsafeFile(InputRefused):
+    """A file with objects that could only be rebuilt by running code."""
+
+
+class UnknownLayout(InputRefused):
+    """No dialect accounts for the tensors."""
+
+
+class AmbiguousInput(InputRefused):
+    """Two readings of the input are possible, and they differ."""
+
+
+class MissingFact(InputRefused):
+    """A fact that no file and no option says."""
+
+
+class BadTensors(InputRefused):
+    """Tensors whose shapes or values cannot be those of a model."""
+
+
+class BadData(InputRefused):
+    """Text or token ids that do not fit the model."""
+
+
+class OutputRefused(ModernizeError):
+    """The output exists already, is the input, or cannot be written."""
+
+    exit_code = 4
+
+
+class TrainingStopped(ModernizeError):
+    """A loss or a gradient is not a finite number."""
+
+    exit_code = 5

@@ -1,0 +1,163 @@
+"""What names and shapes cannot tell: heads, activation, attention scale, epsilon.
+
+A fact comes from the user's option, from the settings in the file, or from what the dialect's programs are known to
+do, in this order. What was assumed although another value is possible gives a warning; what nothing says is asked for,
+all of it at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from modernize.checkpoint import Checkpoint
+from modernize.dialects import Cover
+from modernize.dialects.setting_names import ACTIVATION_NAMES, MUST_BE, look_up
+from modernize.dialects.table import AssumedField
+from modernize.errors import BadTensors, MissingFact, UnknownLayout
+from modernize.spec import ACTIVATIONS, ATTN_SCALES, Activation, AttnScale, GPTSpec
+
+ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the user says of a file; None where nothing is said.
+
+    `qkv_order` is the order in which fused projections keep query, key and value.
+    """
+
+    dialect: str | None = None
+    n_head: int | None = None
+    activation: Activation | None = None
+    attn_scale: AttnScale | None = None
+    norm_eps: float | None = None
+    qkv_order: str = "q,k,v"
+
+
+@dataclass
+class Findings:
+    """The facts of one file, the warnings about them, and what is still to be asked for (option -> why)."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    asked: dict[str, str] = field(default_factory=dict)
+
+
+def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> Findings:
+    """All facts of a checkpoint that fits these covers.
+
+    Raises:
+        MissingFact: what nothing says, with the options to pass.
+        BadTensors, UnknownLayout: a setting that contradicts the keys, or that cannot be carried over.
+    """
+    found = Findings()
+    _find_heads(checkpoint, covers[0], said, found)
+    for name in ASSUMED_FIELDS:
+        given = getattr(said, name)
+        setting, where = look_up(checkpoint.settings, name)
+        if given is not None:
+            found.values[name] = given
+        elif setting is not None:
+            found.values[name] = _understood(checkpoint, name, setting, where)
+        else:
+            _assume(covers, name, found)
+    if found.asked:
+        raise MissingFact(
+            f"{checkpoint.path}: {'; '.join(found.asked.values())}",
+            hint=f"pass {' and '.join(found.asked)}, as in the program that trained it",
+        )
+    return found
+
+
+def _assume(covers: Sequence[Cover], name: AssumedField, found: Findings) -> None:
+    """What the dialects' programs do; asked for where the dialects that fit disagree."""
+    readings = {a.value: (c.dialect, a.doubt) for c in covers for a in c.dialect.assumptions if a.field == name}
+    option = f"--{name.replace('_', '-')}"
+    if len(readings) > 1:
+        listed = " and ".join(f"{dialect.name} ({name} {value})" for value, (dialect, _) in readings.items())
+        found.asked[f"{option} {'|'.join(str(value) for value in readings)}"] = (
+            f"the names fit {listed}, and nothing says which"
+        )
+        return
+    ((value, (_, doubt)),) = readings.items()
+    found.values[name] = value
+    if doubt:
+        found.warnings.append(f"{name} is assumed to be {value} ({doubt}); {option} changes it")
+
+
+def _understood(checkpoint: Checkpoint, name: AssumedField, setting: object, where: str) -> object:
+    """A setting's value as a fact. Raises UnknownLayout where it is none that can be carried over."""
+    if name == "activation" and str(setting) in ACTIVATION_NAMES:
+        return ACTIVATION_NAMES[str(setting)]
+    if name == "attn_scale" and setting in ATTN_SCALES:
+        return setting
+    if name == "norm_eps" and isinstance(setting, int | float) and 0 <= setting < 1:
+        return float(setting)
+    known = {"activation": ACTIVATIONS, "attn_scale": ATTN_SCALES}.get(name, ("a small positive number",))
+    raise UnknownLayout(
+        f"{checkpoint.path}: {where} is {setting!r}, and {name} can only be {', '.join(known)}",
+        hint=f"if the file is wrong about it, pass --{name.replace('_', '-')}",
+    )
+
+
+def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findings) -> None:
+    """Number of heads: by the keys where there is one matrix per head, else from the option, else from the settings."""
+    setting, where = look_up(checkpoint.settings, "n_head")
+    told = setting if isinstance(setting, int) and not isinstance(setting, bool) else None
+    if cover.n_head:
+        for name, value in (("--n-head", said.n_head), (where, told)):
+            if value not in (None, cover.n_head):
+                raise BadTensors(
+                    f"{checkpoint.path} has {cover.n_head} heads by its keys, but {name} says {value}",
+                    hint=f"leave --n-head out or pass --n-head {cover.n_head}",
+                )
+        found.values["n_head"] = cover.n_head
+    elif said.n_head is not None:
+        found.values["n_head"] = said.n_head
+        if told not in (None, said.n_head):
+            found.warnings.append(f"{where} says {told} heads; --n-head {said.n_head} was taken")
+    elif told is not None:
+        found.values["n_head"] = told
+    else:
+        found.asked["--n-head N"] = "nothing says how many heads it has, and its tensors cannot tell"
+
+
+def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> list[str]:
+    """Settings against tensors: a warning where the tensors can be right, an error where something is missing or more
+    is computed than can be carried over (BadTensors, UnknownLayout)."""
+    warnings = []
+    for name in ("n_layer", "n_embd", "block_size", "vocab_size"):
+        told, where = look_up(checkpoint.settings, name)
+        real = getattr(spec, name)
+        if not isinstance(told, int) or told == real:
+            continue
+        if name in ("n_layer", "n_embd"):
+            raise BadTensors(
+                f"{checkpoint.path}: {where} says {told}, but the tensors have {name} {real}",
+                hint="the file and its settings do not belong together, or a part is missing; get a whole one",
+            )
+        warnings.append(f"{where} says {told}, but the tensors have {name} {real}; the tensors were believed")
+    _check_config_json(checkpoint, has_head=has_head)
+    return warnings
+
+
+def _check_config_json(checkpoint: Checkpoint, *, has_head: bool) -> None:
+    """A Hugging Face configuration must describe a model that can be carried over."""
+    config = cast(dict[str, Any], checkpoint.settings.get("config.json", {}))
+    kind = config.get("model_type", "gpt2")
+    if kind != "gpt2":
+        raise UnknownLayout(
+            f"{checkpoint.path} is a {kind!r} model by its config.json, and only gpt2 is known there",
+            hint="`modernize dialects` lists what can be converted",
+        )
+    for name, value in MUST_BE.items():
+        if config.get(name, value) != value:
+            raise UnknownLayout(
+                f"{checkpoint.path}: config.json says {name} {config[name]!r}, which cannot be carried over",
+                hint=f"only models with {name} {value!r} can be converted",
+            )
+    if config.get("tie_word_embeddings") is False and not has_head:
+        raise BadTensors(
+            f"{checkpoint.path} has no head, but config.json says that it has one of its own (tie_word_embeddings false)",
+            hint="save the language model (GPT2LMHeadModel), not the base model",
+        )

@@ -1,0 +1,45 @@
+"""What the old and the modern model have in common: the activation, the MLP, and heads as an axis of their own."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from modernize.spec import Activation
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATION_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": F.relu,
+}
+
+
+class MLP(nn.Module):
+    """`down(act(up(x)))`, (B, T, n_embd) -> (B, T, n_embd)."""
+
+    def __init__(self, n_embd: int, n_inner: int, activation: Activation, biases: tuple[str, ...]) -> None:
+        super().__init__()
+        self.up = nn.Linear(n_embd, n_inner, bias="up" in biases)
+        self.down = nn.Linear(n_inner, n_embd, bias="down" in biases)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, n_embd) -> (B, T, n_embd)."""
+        hidden = ACTIVATION_FUNCTIONS[self.activation](self.up(x))  # (B, T, n_inner)
+        out: Tensor = self.down(hidden)  # (B, T, n_embd)
+        return out
+
+
+def split_heads(x: Tensor, n_head: int) -> Tensor:
+    """(B, T, n_head · head_dim) -> (B, n_head, T, head_dim)."""
+    return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, n_head, T, head_dim) -> (B, T, n_head · head_dim)."""
+    return x.transpose(1, 2).flatten(-2)

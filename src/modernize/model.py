@@ -1,0 +1,162 @@
+"""ModernGPT: the model after. Its choices, each with the reason:
+
+- RMSNorm before attention, before the MLP and at the end: no mean, no shift. Statistics in float32 at least.
+- RoPE on queries and keys, neighbouring dimensions (2i, 2i+1) as pairs, tables in float32 and made anew for whatever
+  length comes: there is no position table and no longest context.
+- No biases unless the configuration lists them (a conversion that keeps them does).
+- The head shares the embedding's matrix where the old model did.
+- Key/value heads may be fewer than query heads (grouped-query attention).
+- Scores are divided by √(head size), always; another scale of an old model is moved into its queries.
+- The same MLP and activation as the old model: `down(act(up(x)))`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from modernize.layers import MLP, merge_heads, split_heads
+from modernize.spec import ModernConfig, State
+
+
+class RMSNorm(nn.Module):
+    """`x · rsqrt(mean(x², last axis) + eps) · gain` (Zhang & Sennrich 2019); gain (dim,) starts at one."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, dim) -> (…, dim), in the dtype of x."""
+        wide = at_least_float32(x)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.gain).to(x.dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """float16 and bfloat16 widened to float32; float32 and float64 as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def build_rope_cache(
+    seq_len: int, head_dim: int, base: float = 10000.0, device: str | torch.device = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Tables `cos, sin` of the angles m·θᵢ, θᵢ = base^(−2i/head_dim), each (seq_len, head_dim/2) in float32.
+
+    Angles are multiplied out in float64, so that the last position is as exact as the first (Su et al. 2021).
+    Raises ValueError for an odd head_dim.
+    """
+    if head_dim % 2:
+        raise ValueError(f"head_dim is {head_dim}, and RoPE turns pairs")
+    theta = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # (head_dim/2,)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta)  # (seq_len, head_dim/2)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x[2i], x[2i+1]) of x (B, n_head, T, head_dim) by its angle; cos and sin (T or more, head_dim/2).
+
+    Computed in float32 at least, returned in the dtype of x.
+    """
+    cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]  # (T, head_dim/2)
+    even, odd = at_least_float32(x).unflatten(-1, (-1, 2)).unbind(-1)  # (B, n_head, T, head_dim/2) each
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)  # (B, n_head, T, head_dim/2, 2)
+    return turned.flatten(-2).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with RoPE; `n_kv_head` key/value heads serve `n_head` query heads."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        d, kv = config.n_embd, config.n_kv_head * config.head_dim
+        self.q = nn.Linear(d, d, bias="q" in config.biases)
+        self.k = nn.Linear(d, kv, bias="k" in config.biases)
+        self.v = nn.Linear(d, kv, bias="v" in config.biases)
+        self.o = nn.Linear(d, d, bias="o" in config.biases)
+        self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(B, T, n_embd) -> (B, T, n_embd); cos and sin (T, head_dim/2)."""
+        q = apply_rope(split_heads(self.q(x), self.n_head), cos, sin)  # (B, n_head, T, head_dim)
+        k = apply_rope(split_heads(self.k(x), self.n_kv_head), cos, sin)  # (B, n_kv_head, T, head_dim)
+        v = split_heads(self.v(x), self.n_kv_head)  # (B, n_kv_head, T, head_dim)
+        grouped = self.n_kv_head != self.n_head
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        out: Tensor = self.o(merge_heads(mixed))  # (B, T, n_embd)
+        return out
+
+
+class Block(nn.Module):
+    """`x += attn(norm_1(x)); x += mlp(norm_2(x))`."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.norm_1 = RMSNorm(config.n_embd, config.norm_eps)
+        self.attn = Attention(config)
+        self.norm_2 = RMSNorm(config.n_embd, config.norm_eps)
+        self.mlp = MLP(config.n_embd, config.n_inner, config.activation, config.biases)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(B, T, n_embd) -> (B, T, n_embd)."""
+        x = x + self.attn(self.norm_1(x), cos, sin)
+        out: Tensor = x + self.mlp(self.norm_2(x))
+        return out
+
+
+class ModernGPT(nn.Module):
+    """The modern model. `model(ids)` takes (B, T) token ids, any T, and gives logits (B, T, vocab_size)."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm_f = RMSNorm(config.n_embd, config.norm_eps)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias="head" in config.biases)
+        if config.tied:
+            self.head.weight = self.wte.weight
+        self._tables: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+
+    @classmethod
+    def from_state(cls, config: ModernConfig, state: State) -> "ModernGPT":
+        """A model that holds these tensors, named as in `config.shapes()`, in their dtype; a tied head is absent there."""
+        with torch.device("meta"):
+            model = cls(config)
+        whole = state | ({"head.weight": state["wte.weight"]} if config.tied else {})
+        model.load_state_dict(whole, assign=True)
+        if config.tied:
+            model.head.weight = model.wte.weight
+        return model.requires_grad_(True)
+
+    def to_state(self) -> State:
+        """The tensors as they are written, in the order of the model; a tied head is left out."""
+        own = self.state_dict()
+        return {name: own[name] for name in self.config.shapes()}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.config.vocab_size
+
+    @property
+    def block_size(self) -> int:
+        """The context that the old model was trained on."""
+        return self.config.block_size
+
+    def rope(self, seq_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Tables of at least seq_len positions, made again only when they must grow or move."""
+        cos, _ = self._tables
+        if cos.shape[0] < seq_len or cos.device != device:
+            length = max(seq_len, self.config.block_size)
+            self._tables = build_rope_cache(length, self.config.head_dim, self.config.rope_base, device)
+        cos, sin = self._tables
+        return cos[:seq_len], sin[:seq_len]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, vocab_size)."""
+        cos, sin = self.rope(ids.shape[1], ids.device)
+        x = self.wte(ids)  # (B, T, n_embd)
+        for block in self.h:
+            x = block(x, cos, sin)
+        logits: Tensor = self.head(self.norm_f(x))  # (B, T, vocab_size)
+        return logits

@@ -1,0 +1,97 @@
+"""OldGPT: the model before. LayerNorm, learned positions, pre-norm blocks; the teacher, and the truth to compare with.
+
+It runs the canonical State of any dialect, so its parameters have the canonical names.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from modernize.errors import UsageError
+from modernize.layers import MLP, merge_heads, split_heads
+from modernize.spec import GPTSpec, State
+
+
+class OldAttention(nn.Module):
+    """Causal self-attention with scores over √(head size), or over √width where the old program did so."""
+
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__()
+        d = spec.n_embd
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=part in spec.biases) for part in "qkvo")
+        self.n_head = spec.n_head
+        self.scale = 1 / math.sqrt(spec.head_dim if spec.attn_scale == "head" else d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, n_embd) -> (B, T, n_embd)."""
+        q, k, v = (split_heads(proj(x), self.n_head) for proj in (self.q, self.k, self.v))  # (B, n_head, T, head_dim)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        out: Tensor = self.o(merge_heads(mixed))  # (B, T, n_embd)
+        return out
+
+
+class OldBlock(nn.Module):
+    """`x += attn(ln_1(x)); x += mlp(ln_2(x))`."""
+
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(spec.n_embd, eps=spec.norm_eps, bias="ln_1" in spec.biases)
+        self.attn = OldAttention(spec)
+        self.ln_2 = nn.LayerNorm(spec.n_embd, eps=spec.norm_eps, bias="ln_2" in spec.biases)
+        self.mlp = MLP(spec.n_embd, spec.n_inner, spec.activation, spec.biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, n_embd) -> (B, T, n_embd)."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class OldGPT(nn.Module):
+    """The old model. `model(ids)` takes (B, T) token ids, T at most `spec.block_size`, and gives logits (B, T, vocab)."""
+
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.wte = nn.Embedding(spec.vocab_size, spec.n_embd)
+        self.wpe = nn.Embedding(spec.block_size, spec.n_embd)
+        self.h = nn.ModuleList(OldBlock(spec) for _ in range(spec.n_layer))
+        self.ln_f = nn.LayerNorm(spec.n_embd, eps=spec.norm_eps, bias="ln_f" in spec.biases)
+        self.head = nn.Linear(spec.n_embd, spec.vocab_size, bias="head" in spec.biases)
+        if spec.tied:
+            self.head.weight = self.wte.weight
+
+    @classmethod
+    def from_state(cls, spec: GPTSpec, state: State) -> "OldGPT":
+        """A model that holds the tensors of a canonical State, in their dtype; a tied head is absent there."""
+        with torch.device("meta"):
+            model = cls(spec)
+        whole = state | ({"head.weight": state["wte.weight"]} if spec.tied else {})
+        model.load_state_dict(whole, assign=True)
+        if spec.tied:
+            model.head.weight = model.wte.weight
+        return model.requires_grad_(False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.spec.vocab_size
+
+    @property
+    def block_size(self) -> int:
+        """The trained context, past which this model has no positions."""
+        return self.spec.block_size
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, vocab_size). Raises UsageError for more tokens than there are positions."""
+        if ids.shape[1] > self.spec.block_size:
+            raise UsageError(
+                f"the old model has {self.spec.block_size} positions and was given {ids.shape[1]} tokens",
+                hint=f"use a context of at most {self.spec.block_size}",
+            )
+        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]  # (B, T, n_embd)
+        for block in self.h:
+            x = block(x)
+        logits: Tensor = self.head(self.ln_f(x))  # (B, T, vocab_size)
+        return logits

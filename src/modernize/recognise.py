@@ -1,0 +1,264 @@
+"""Recognise, second half: a Checkpoint becomes Recognised, or an error that says what does not fit and what to pass.
+
+Names first (exact cover by a dialect's rows), then shapes, then what else speaks: whether the head equals the
+embedding, the settings that only one dialect's programs write, and what the user said.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from modernize.checkpoint import Checkpoint
+from modernize.dialects import DIALECTS, Cover, Dialect, Step, cover
+from modernize.dialects.ops import SPLIT3, TRANSPOSE_SPLIT3
+from modernize.errors import BadTensors, UnknownLayout, UsageError
+from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, find_facts
+from modernize.spec import LINEARS, NORMS, GPTSpec, Shape, State, names_of
+
+__all__ = ["Facts", "Recognised", "recognise"]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+_SHOWN = 3  # names in a sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognised:
+    """A checkpoint whose every key is accounted for: `steps` say what each becomes in the canonical State."""
+
+    checkpoint: Checkpoint
+    dialect: Dialect
+    spec: GPTSpec
+    steps: tuple[Step, ...]
+    warnings: tuple[str, ...]
+
+    def sources_of(self, target: str) -> tuple[str, ...]:
+        """Names in the file that make up one tensor of the canonical State."""
+        return next((step.sources for step in self.steps if target in step.targets), ())
+
+    def state(self) -> State:
+        """The canonical State in the file's dtypes, `(out, in)`; a tied head is left out.
+
+        Raises BadTensors for values that are not finite.
+        """
+        import torch
+
+        state: State = {}
+        for step in self.steps:
+            tensors = [self.checkpoint.read(name) for name in step.sources] if step.targets else []
+            for name, tensor in zip(step.sources, tensors, strict=False):
+                if not torch.isfinite(tensor).all():
+                    raise BadTensors(
+                        f"{self.checkpoint.path}: {name} holds values that are not finite (NaN or infinite)",
+                        hint="use an earlier checkpoint of that training",
+                    )
+            state.update(zip(step.targets, step.rule.op.apply(tensors), strict=True))
+        return {name: state[name] for name in self.spec.shapes()}
+
+
+def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
+    """Find the dialect and the facts of a checkpoint.
+
+    Raises:
+        UnknownLayout: no dialect accounts for every key; the sentence names the nearest and what does not fit.
+        MissingFact: something nobody said; the sentence names the option to pass.
+        BadTensors: shapes, dtypes or numbers that contradict each other.
+        UsageError: a fact that is no such thing.
+    """
+    said = said or Facts()
+    if "modernize" in checkpoint.metadata:
+        raise UnknownLayout(
+            f"{checkpoint.path} is already converted: it is a modern model that modernize wrote",
+            hint="use it as it is: `modernize finetune`, `eval` and `sample` take it",
+        )
+    _check_tensors(checkpoint)
+    covers = _narrowed(checkpoint, _fitting(checkpoint, said), said)
+    found = find_facts(checkpoint, covers, said)
+    best = covers[0]
+    shapes = _canonical_shapes(checkpoint, best)
+    spec = replace(_outline(shapes, best), tied=_tied(checkpoint, best), **found.values)
+    _check_heads(checkpoint, spec)
+    warnings = check_settings(checkpoint, spec, has_head="head.weight" in shapes)
+    return Recognised(
+        checkpoint=checkpoint,
+        dialect=best.dialect,
+        spec=spec,
+        steps=best.steps,
+        warnings=(*checkpoint.warnings, *found.warnings, *warnings),
+    )
+
+
+def _fitting(checkpoint: Checkpoint, said: Facts) -> list[Cover]:
+    """Covers that fit by names and by the orientation of their matrices. Raises UnknownLayout where there is none."""
+    chosen = [d for d in DIALECTS if said.dialect in (None, d.name)]
+    if not chosen:
+        raise UsageError(
+            f"--dialect {said.dialect} is not known; there are {', '.join(d.name for d in DIALECTS)}",
+            hint="`modernize dialects` lists them",
+        )
+    covers = [_in_order(cover(dialect, checkpoint.tensors), said.qkv_order) for dialect in chosen]
+    by_name = [c for c in covers if c.fits]
+    if not by_name:
+        raise _unknown(checkpoint, min(covers, key=lambda c: c.faults))
+    fits = [c for c in by_name if not _shape_fault(checkpoint, c)]
+    if not fits:
+        raise BadTensors(
+            f"{checkpoint.path} has the names of {by_name[0].dialect.name}, but {_shape_fault(checkpoint, by_name[0])}",
+            hint="check which program wrote the file; its tensors do not fit together",
+        )
+    return fits
+
+
+def _in_order(found: Cover, order: str) -> Cover:
+    """The same cover with fused projections read in the order that the user gave. Raises UsageError for no such order."""
+    wanted = [part.strip() for part in order.split(",")]
+    if sorted(wanted) != ["k", "q", "v"]:
+        raise UsageError(f"--qkv-order {order} is no order of q, k and v", hint="for example --qkv-order k,q,v")
+    steps = tuple(
+        replace(step, targets=tuple(step.targets["qkv".index(part)] for part in wanted))
+        if step.rule.op in (SPLIT3, TRANSPOSE_SPLIT3)
+        else step
+        for step in found.steps
+    )
+    return replace(found, steps=steps)
+
+
+def _narrowed(checkpoint: Checkpoint, fits: list[Cover], said: Facts) -> list[Cover]:
+    """Of the dialects that fit, those for which head, settings and user speak; several only where nothing does."""
+    tied = _tied(checkpoint, fits[0])
+    fits = [c for c in fits if tied in c.dialect.tied] or fits
+    fits = [c for c in fits if any(mark in checkpoint.settings for mark in c.dialect.marks)] or fits
+    told = {(name, getattr(said, name)) for name in ASSUMED_FIELDS}
+    return sorted(fits, key=lambda c: -sum((a.field, a.value) in told for a in c.dialect.assumptions))
+
+
+def _tied(checkpoint: Checkpoint, found: Cover) -> bool:
+    """Whether the head is absent or holds the embedding's own values."""
+    source = {target: step.sources[0] for step in found.steps for target in step.targets}
+    head = source.get("head.weight")
+    return head is None or checkpoint.equal(head, source["wte.weight"])
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+
+def _canonical_shapes(checkpoint: Checkpoint, found: Cover) -> dict[str, Shape]:
+    """Shapes of the canonical State, before any tensor is read. Raises ValueError where a row's op cannot be done."""
+    shapes: dict[str, Shape] = {}
+    for step in found.steps:
+        sources = [checkpoint.tensors[name].shape for name in step.sources]
+        try:
+            shapes.update(zip(step.targets, step.rule.op.shapes(sources), strict=True))
+        except ValueError as error:
+            raise ValueError(f"{step.sources[0]} has the shape {_x(sources[0])}: {error}") from error
+    return shapes
+
+
+def _outline(shapes: Mapping[str, Shape], found: Cover) -> GPTSpec:
+    """The spec as far as names and shapes tell it. Raises ValueError for embeddings or an MLP without two axes."""
+    (vocab_size, n_embd), (block_size, _), (n_inner, _) = (
+        shapes[name] for name in ("wte.weight", "wpe.weight", "h.0.mlp.up.weight")
+    )
+    return GPTSpec(
+        n_layer=found.n_layer,
+        n_head=found.n_head or 1,
+        n_embd=n_embd,
+        n_inner=n_inner,
+        block_size=block_size,
+        vocab_size=vocab_size,
+        activation="gelu",
+        attn_scale="head",
+        norm_eps=1e-5,
+        tied="head.weight" not in shapes,
+        biases=tuple(p for p in (*NORMS, *LINEARS) if f"{names_of(p, found.n_layer)[0]}.bias" in shapes),
+    )
+
+
+def _shape_fault(checkpoint: Checkpoint, found: Cover) -> str:
+    """What is wrong with the first tensor that a row cannot turn into its place in the model; empty when all fit."""
+    try:
+        shapes = _canonical_shapes(checkpoint, found)
+        wanted = _outline(shapes, found).shapes()
+    except ValueError as error:
+        return str(error)
+    for step in found.steps:
+        dtype = checkpoint.tensors[step.sources[0]].dtype
+        if step.targets and dtype not in FLOATS:
+            return f"{step.sources[0]} is {dtype}, where floating point was expected"
+        for target in step.targets:
+            if shapes[target] != wanted[target]:
+                return (
+                    f"{_listed(step.sources)} gives {target} the shape {_x(shapes[target])}, "
+                    f"where {_x(wanted[target])} was expected"
+                )
+    return ""
+
+
+def _check_heads(checkpoint: Checkpoint, spec: GPTSpec) -> None:
+    """Heads must divide the width, and RoPE needs pairs. Raises BadTensors."""
+    if spec.n_head < 1 or spec.n_embd % spec.n_head:
+        raise BadTensors(
+            f"{checkpoint.path}: n_head {spec.n_head} does not divide the width {spec.n_embd}",
+            hint="pass the right number with --n-head",
+        )
+    if spec.head_dim % 2:
+        raise BadTensors(
+            f"{checkpoint.path}: heads are {spec.head_dim} wide ({spec.n_embd} over {spec.n_head}), and RoPE turns pairs, "
+            "so the width of a head must be even",
+            hint="this model cannot carry RoPE, unless --n-head is wrong",
+        )
+
+
+def _check_tensors(checkpoint: Checkpoint) -> None:
+    """Quantized and empty tensors are named before anything is said about names. Raises BadTensors."""
+    for name, info in checkpoint.tensors.items():
+        if len(info.shape) == 2 and info.dtype == "int8":
+            raise BadTensors(
+                f"{checkpoint.path}: {name} is int8, so it holds quantized weights",
+                hint="quantized weights cannot be converted; use the checkpoint that they were made from",
+            )
+    if checkpoint.tensors and all(math.prod(info.shape) == 0 for info in checkpoint.tensors.values()):
+        raise BadTensors(
+            f"{checkpoint.path} holds only empty tensors, as DeepSpeed ZeRO-3 leaves them",
+            hint="gather the weights first with DeepSpeed's zero_to_fp32.py",
+        )
+
+
+# ---------------------------------------------------------------------------------------------- what does not fit
+
+
+def _unknown(checkpoint: Checkpoint, nearest: Cover) -> UnknownLayout:
+    """What does not fit, by name, with the nearest dialect."""
+    names = list(checkpoint.tensors)
+    if not names:
+        return UnknownLayout(f"{checkpoint.path} holds no tensors", hint="give the file that holds the weights")
+    if len(nearest.unknown) == len(names):
+        return UnknownLayout(
+            f"{checkpoint.path} is of no known dialect: it holds {_listed(names)}",
+            hint="`modernize dialects` lists the names by which each is recognised",
+        )
+    faults = []
+    if nearest.missing:
+        positions = any(target == "wpe.weight" for target in _targets_of(nearest.dialect, nearest.missing))
+        faults.append(f"it lacks {_listed(nearest.missing)}" + positions * " (no learned position table)")
+    if nearest.unknown:
+        faults.append(f"it has {_listed(nearest.unknown)}, which no row knows")
+    if nearest.twice:
+        faults.append(f"{_listed(nearest.twice)} are the same tensor")
+    return UnknownLayout(
+        f"{checkpoint.path} is nearest to {nearest.dialect.name}, but {' and '.join(faults)}",
+        hint="a model with other parts cannot be converted; `modernize dialects` lists what can",
+    )
+
+
+def _targets_of(dialect: Dialect, keys: Iterable[str]) -> list[str]:
+    return [t for key in keys for rule in dialect.rules if rule.pattern.fullmatch(key) for t in rule.targets]
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _x(shape: Shape) -> str:
+    return "×".join(map(str, shape)) or "scalar"

@@ -1,0 +1,9 @@
+"""Rewrite: a canonical State of the old model becomes the State of a modern one.
+
+    plan.py   what is chosen (init, bias, tie, base), the moves that follow, and each tensor's fate; needs no torch
+    fold.py   the exact moves: what LayerNorm and positions do, moved into the neighbouring weights
+    reset.py  the plain moves: what is dropped or set to one
+    apply.py  a plan's moves, in float64, one after the other
+
+Every move takes a State and gives a new one; its input stays as it was.
+"""

@@ -1,0 +1,109 @@
+"""What is chosen and what follows from it: which moves, which modern model, and what becomes of every old tensor.
+
+Plain data, so that `inspect` tells all this without loading torch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from modernize.spec import HOMES, LINEARS, NORMS, GPTSpec, ModernConfig
+
+Init = Literal["fold", "reset"]
+Bias = Literal["drop", "keep"]
+Tie = Literal["auto", "tie", "untie"]
+Fate = Literal["kept", "renamed", "split", "folded", "absorbed", "dropped", "reinitialized", "ignored"]
+INITS: tuple[Init, ...] = get_args(Init)
+
+# names of the moves in rewrite/fold.py and rewrite/reset.py, in order
+FOLD = ("fold_shift", "fold_gain", "centre", "fold_mean_position", "fold_value_bias")
+# `--tie auto` unties where staying tied costs more than this (nats), the precision to which losses are told
+TIE_HARM = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to convert: `init` the moves, `bias` what becomes of biases, `untie` whether a tied head gets its own matrix."""
+
+    init: Init = "fold"
+    bias: Bias = "drop"
+    untie: bool = False
+    rope_base: float = 10000.0
+
+    def moves(self, spec: GPTSpec) -> tuple[str, ...]:
+        """Names of the moves, in order."""
+        start = ("untie_head",) if spec.tied and self.untie else ()
+        middle = FOLD if self.init == "fold" else ("reset_gains",)
+        biases = ("drop_biases",) if self.bias == "drop" else ()
+        return (*start, *middle, "scale_queries", "drop_positions", *biases, "rename")
+
+    def tied(self, spec: GPTSpec) -> bool:
+        """Whether the modern head shares the embedding's matrix."""
+        return spec.tied and not self.untie
+
+    def biases(self, spec: GPTSpec) -> tuple[str, ...]:
+        """Which parts of the modern model carry a bias."""
+        if self.bias == "drop":
+            return ()
+        shifted = {"ln_1": ("q", "k", "v"), "ln_2": ("up",), "ln_f": ("head",)}
+        carried = set(spec.biases) | {reader for norm in NORMS if norm in spec.biases for reader in shifted[norm]}
+        if "v" in carried:
+            carried = (carried - {"v"}) | {"o"}
+        return tuple(part for part in LINEARS if part in carried)
+
+    def config(self, spec: GPTSpec) -> ModernConfig:
+        """The modern model that comes out."""
+        return ModernConfig(
+            n_layer=spec.n_layer,
+            n_head=spec.n_head,
+            n_kv_head=spec.n_head,
+            n_embd=spec.n_embd,
+            n_inner=spec.n_inner,
+            block_size=spec.block_size,
+            vocab_size=spec.vocab_size,
+            activation=spec.activation,
+            norm_eps=spec.norm_eps,
+            rope_base=self.rope_base,
+            tied=self.tied(spec),
+            biases=self.biases(spec),
+        )
+
+    def fate(self, target: str, spec: GPTSpec) -> tuple[Fate | None, tuple[str, ...]]:
+        """What becomes of one tensor of the canonical State, and which modern tensors hold it afterwards.
+
+        None where it is carried over: then its name in the file decides between kept, renamed and split.
+        """
+        part = part_of(target)
+        readers = {"ln_1": ("q", "k", "v"), "ln_2": ("up",), "ln_f": ("head",)}
+        if part == "wpe":
+            return ("folded", ("wte.weight",)) if self.init == "fold" else ("dropped", ())
+        if part in NORMS and target.endswith(".weight"):
+            gain = _beside(target, part, part.replace("ln_", "norm_"), "gain")
+            if self.init == "reset":
+                return "reinitialized", (gain,)
+            if part == "ln_f" and self.tied(spec):
+                return None, (gain,)
+            return "folded", tuple(_beside(target, part, reader, "weight") for reader in readers[part])
+        if target.endswith(".bias"):
+            if self.bias == "drop":
+                return "dropped", ()
+            if part in NORMS:
+                homes = ("o" if reader == "v" else reader for reader in readers[part])
+                return "folded", tuple(_beside(target, part, reader, "bias") for reader in homes)
+            if part == "v":
+                return "folded", (_beside(target, part, "o", "bias"),)
+        if target == "wte.weight" and spec.tied and self.untie:
+            return None, (target, "head.weight")
+        return None, (target,)
+
+
+def part_of(name: str) -> str:
+    """`h.0.attn.q.bias` -> `q`; `wte.weight` -> `wte`."""
+    return name.split(".")[-2]
+
+
+def _beside(target: str, part: str, other: str, kind: str) -> str:
+    """The tensor of another part in the same layer: (`h.0.ln_1.weight`, `ln_1`, `q`, `weight`) -> `h.0.attn.q.weight`."""
+    layer = target.split(".")[1] if "{i}" in HOMES[part] else "0"
+    if other.startswith("norm"):
+        return HOMES[part].format(i=layer).replace(part, other) + f".{kind}"
+    return HOMES[other].format(i=layer) + f".{kind}"

@@ -1,0 +1,164 @@
+"""The data that everything else is about: the facts of an old model, the configuration of a modern one, and State.
+
+Both models are described by the same tensor names; what differs is the norms (`ln_1` with weight and bias against
+`norm_1` with a gain) and the position table. All matrices are `(out, in)`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+
+if TYPE_CHECKING:
+    import torch
+
+State: TypeAlias = "dict[str, torch.Tensor]"
+Shape: TypeAlias = tuple[int, ...]
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+AttnScale = Literal["head", "embd"]
+
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+ATTN_SCALES: tuple[AttnScale, ...] = get_args(AttnScale)
+NORMS = ("ln_1", "ln_2", "ln_f")  # parts of an old model that may carry a shift
+LINEARS = ("q", "k", "v", "o", "up", "down", "head")  # parts of either model that may carry a bias
+HOMES = {
+    "ln_1": "h.{i}.ln_1",
+    "ln_2": "h.{i}.ln_2",
+    "ln_f": "ln_f",
+    "q": "h.{i}.attn.q",
+    "k": "h.{i}.attn.k",
+    "v": "h.{i}.attn.v",
+    "o": "h.{i}.attn.o",
+    "up": "h.{i}.mlp.up",
+    "down": "h.{i}.mlp.down",
+    "head": "head",
+}  # where each part stands in a State, layer i
+
+
+def names_of(part: str, n_layer: int) -> list[str]:
+    """Names of one part in every layer, without `.weight` or `.bias`: `q` -> `h.0.attn.q`, `h.1.attn.q`, …"""
+    home = HOMES[part]
+    return [home.format(i=i) for i in range(n_layer)] if "{i}" in home else [home]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTSpec:
+    """The facts of an old model: pre-norm blocks, LayerNorm, learned positions.
+
+    Scores are divided by √(head size) (`attn_scale` "head") or by √width ("embd"). `biases` lists the parts, of NORMS
+    and LINEARS, that carry a shift or bias.
+    """
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_inner: int
+    block_size: int
+    vocab_size: int
+    activation: Activation
+    attn_scale: AttnScale
+    norm_eps: float
+    tied: bool
+    biases: tuple[str, ...]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+    def shapes(self) -> dict[str, Shape]:
+        """Name and shape of every tensor of the canonical State, in the order of the model."""
+        return {
+            "wte.weight": (self.vocab_size, self.n_embd),
+            "wpe.weight": (self.block_size, self.n_embd),
+            **_body_shapes(self, self.n_embd, norms=("ln_1", "ln_2", "ln_f"), gain="weight"),
+        }
+
+    def parameters(self) -> int:
+        """Number of parameters; a tied head counts once."""
+        return sum(math.prod(shape) for shape in self.shapes().values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernConfig:
+    """All that is needed to build a ModernGPT; it is written into the file's metadata and nothing is left to a default.
+
+    `block_size` is the context that the old model was trained on; RoPE goes beyond it.
+    """
+
+    n_layer: int
+    n_head: int
+    n_kv_head: int
+    n_embd: int
+    n_inner: int
+    block_size: int
+    vocab_size: int
+    activation: Activation
+    norm_eps: float
+    rope_base: float
+    tied: bool
+    biases: tuple[str, ...]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+    def shapes(self) -> dict[str, Shape]:
+        """Name and shape of every tensor that is written, in the order of the model."""
+        return {
+            "wte.weight": (self.vocab_size, self.n_embd),
+            **_body_shapes(self, self.n_kv_head * self.head_dim, norms=("norm_1", "norm_2", "norm_f"), gain="gain"),
+        }
+
+    def parameters(self) -> int:
+        """Number of parameters; a tied head counts once."""
+        return sum(math.prod(shape) for shape in self.shapes().values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for `json.dumps`."""
+        return {**asdict(self), "biases": list(self.biases)}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "ModernConfig":
+        """Inverse of `to_json`. Raises KeyError or TypeError or ValueError where a field is missing or is no such value."""
+        values: dict[str, Any] = {f.name: plain[f.name] for f in fields(cls)}
+        for name in ("n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "block_size", "vocab_size"):
+            if not isinstance(values[name], int) or values[name] < 1:
+                raise ValueError(f"{name} is {values[name]!r}")
+        if values["activation"] not in ACTIVATIONS:
+            raise ValueError(f"activation is {values['activation']!r}")
+        if set(values["biases"]) - set(LINEARS):
+            raise ValueError(f"biases is {values['biases']!r}")
+        return cls(**{**values, "biases": tuple(cast("list[str]", values["biases"]))})
+
+
+def _body_shapes(
+    model: GPTSpec | ModernConfig, kv_width: int, *, norms: tuple[str, str, str], gain: str
+) -> dict[str, Shape]:
+    """Shapes of the blocks, the final norm and the head, which old and modern models have in common."""
+    d, inner, shapes = model.n_embd, model.n_inner, dict[str, Shape]()
+
+    def norm(name: str, part: str) -> None:
+        shapes[f"{name}.{gain}"] = (d,)
+        if part in model.biases:
+            shapes[f"{name}.bias"] = (d,)
+
+    def linear(name: str, part: str, out: int, width: int) -> None:
+        shapes[f"{name}.weight"] = (out, width)
+        if part in model.biases:
+            shapes[f"{name}.bias"] = (out,)
+
+    for i in range(model.n_layer):
+        norm(f"h.{i}.{norms[0]}", "ln_1")
+        for part, out in (("q", d), ("k", kv_width), ("v", kv_width), ("o", d)):
+            linear(f"h.{i}.attn.{part}", part, out, d)
+        norm(f"h.{i}.{norms[1]}", "ln_2")
+        linear(f"h.{i}.mlp.up", "up", inner, d)
+        linear(f"h.{i}.mlp.down", "down", d, inner)
+    norm(norms[2], "ln_f")
+    if not model.tied:
+        shapes["head.weight"] = (model.vocab_size, d)
+    if "head" in model.biases:
+        shapes["head.bias"] = (model.vocab_size,)
+    return shapes
