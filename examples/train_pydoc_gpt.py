@@ -15,26 +15,19 @@ The text differs a little between Python versions, and so does the loss; the rep
 """
 
 import argparse
+import copy
 import json
 import math
 import platform
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
-from pydoc_data.topics import topics
 from torch import Tensor, nn
 
-MODEL_ARGS = {
-    "n_layer": 4,
-    "n_head": 3,
-    "n_embd": 96,
-    "block_size": 128,
-    "bias": True,
-    "vocab_size": 256,  # bytes
-    "dropout": 0.1,
-}
 TRAINING = {
     "batch_size": 32,
     "peak_lr": 2e-3,
@@ -47,6 +40,17 @@ TRAINING = {
 }
 
 
+@dataclass
+class ModelArgs:
+    n_layer: int = 2
+    n_head: int = 4
+    n_embd: int = 128
+    block_size: int = 128
+    bias: bool = True
+    vocab_size: int = 256  # bytes
+    dropout: float = 0.1
+
+
 def pydoc_text() -> tuple[Tensor, Tensor]:
     """The training and validation bytes: all pydoc topics in order of name, cut at 90 %."""
     text = "\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n"
@@ -56,43 +60,42 @@ def pydoc_text() -> tuple[Tensor, Tensor]:
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float) -> None:
+    def __init__(self, args: ModelArgs) -> None:
         super().__init__()
-        self.n_head = n_head
-        self.c_attn = nn.Linear(n_embd, 3 * n_embd, bias=bias)  # query, key, value
-        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.n_head = args.n_head
+        self.c_attn = nn.Linear(args.n_embd, 3 * args.n_embd, bias=args.bias)  # q, k and v
+        self.c_proj = nn.Linear(args.n_embd, args.n_embd, bias=args.bias)
+        self.dropout = nn.Dropout(args.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
         q, k, v = (
-            part.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2)
-            for part in self.c_attn(x).split(width, dim=2)
+            part.unflatten(2, (self.n_head, -1)).transpose(1, 2)
+            for part in self.c_attn(x).chunk(3, dim=2)
         )
         # No dropout on the attention weights: it would turn the fast kernel off.
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.dropout(self.c_proj(y.transpose(1, 2).reshape(batch, length, width)))
+        return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))
 
 
 class MLP(nn.Module):
-    def __init__(self, n_embd: int, bias: bool, dropout: float) -> None:
+    def __init__(self, args: ModelArgs) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(n_embd, 4 * n_embd, bias=bias)
+        self.c_fc = nn.Linear(args.n_embd, 4 * args.n_embd, bias=args.bias)
         self.gelu = nn.GELU()
-        self.c_proj = nn.Linear(4 * n_embd, n_embd, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.c_proj = nn.Linear(4 * args.n_embd, args.n_embd, bias=args.bias)
+        self.dropout = nn.Dropout(args.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
 
 class Block(nn.Module):
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float) -> None:
+    def __init__(self, args: ModelArgs) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(n_embd, bias=bias)
-        self.attn = CausalSelfAttention(n_embd, n_head, bias, dropout)
-        self.ln_2 = nn.LayerNorm(n_embd, bias=bias)
-        self.mlp = MLP(n_embd, bias, dropout)
+        self.ln_1 = nn.LayerNorm(args.n_embd, bias=args.bias)
+        self.attn = CausalSelfAttention(args)
+        self.ln_2 = nn.LayerNorm(args.n_embd, bias=args.bias)
+        self.mlp = MLP(args)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
@@ -100,35 +103,25 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """nanoGPT's model; the attribute names are what makes the checkpoint's key names."""
+    """nanoGPT's model: the attribute names become the key names in the checkpoint."""
 
-    def __init__(
-        self,
-        n_layer: int,
-        n_head: int,
-        n_embd: int,
-        block_size: int,
-        bias: bool,
-        vocab_size: int,
-        dropout: float,
-    ) -> None:
+    def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(vocab_size, n_embd),
-                "wpe": nn.Embedding(block_size, n_embd),
-                "drop": nn.Dropout(dropout),
-                "h": nn.ModuleList(Block(n_embd, n_head, bias, dropout) for _ in range(n_layer)),
-                "ln_f": nn.LayerNorm(n_embd, bias=bias),
+                "wte": nn.Embedding(args.vocab_size, args.n_embd),
+                "wpe": nn.Embedding(args.block_size, args.n_embd),
+                "drop": nn.Dropout(args.dropout),
+                "h": nn.ModuleList(Block(args) for _ in range(args.n_layer)),
+                "ln_f": nn.LayerNorm(args.n_embd, bias=args.bias),
             }
         )
-        self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
+        self.lm_head = nn.Linear(args.n_embd, args.vocab_size, bias=False)
         self.lm_head.weight = self.transformer["wte"].weight  # tied: one tensor, two names
         for name, parameter in self.named_parameters():
-            if name.endswith("c_proj.weight"):  # the layers that add to the residual stream
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * n_layer))
-            elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+            if parameter.dim() == 2:  # smaller where a layer adds to the residual stream
+                shrink = math.sqrt(2 * args.n_layer) if name.endswith("c_proj.weight") else 1.0
+                nn.init.normal_(parameter, std=0.02 / shrink)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -171,18 +164,17 @@ def learning_rate(step: int, steps: int) -> float:
 def train(steps: int, seed: int, out: Path) -> None:
     torch.manual_seed(seed)
     train_data, val_data = pydoc_text()
-    block_size, batch_size = MODEL_ARGS["block_size"], TRAINING["batch_size"]
-    model = GPT(**MODEL_ARGS)
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": TRAINING["weight_decay"]},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        betas=tuple(TRAINING["betas"]),
-        fused=True,
-    )
+    model_args = ModelArgs()
+    block_size, batch_size = model_args.block_size, TRAINING["batch_size"]
+    model = GPT(model_args)
+    groups = [
+        {
+            "params": [p for p in model.parameters() if p.dim() == 2],
+            "weight_decay": TRAINING["weight_decay"],
+        },
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=tuple(TRAINING["betas"]), fused=True)
     best_step, best_loss, best_state = 0, math.inf, model.state_dict()
     curve: list[list[float]] = []  # [step, validation loss]
     start = time.perf_counter()
@@ -203,16 +195,14 @@ def train(steps: int, seed: int, out: Path) -> None:
             print(f"step {step:5d}  batch loss {loss.item():.4f}  validation loss {val_loss:.4f}")
             if val_loss < best_loss:
                 best_step, best_loss = step, val_loss
-                # One clone per tensor, so that the two tied names still share theirs.
-                copies = {p.data_ptr(): p.clone() for p in model.state_dict().values()}
-                best_state = {k: copies[p.data_ptr()] for k, p in model.state_dict().items()}
+                best_state = copy.deepcopy(model.state_dict())  # the tied names stay one tensor
     seconds = time.perf_counter() - start
 
     model.load_state_dict(best_state)
     out.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = {
         "model": best_state,
-        "model_args": MODEL_ARGS,
+        "model_args": asdict(model_args),
         "iter_num": best_step,
         "best_val_loss": torch.tensor(best_loss),
         "config": {**TRAINING, "steps": steps, "seed": seed},

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from modernize.checkpoint import Checkpoint
+from modernize.choices import Activation, AttnScale
 from modernize.dialects import Cover
 from modernize.dialects.setting_names import ACTIVATION_NAMES, MUST_BE, look_up
 from modernize.dialects.table import AssumedField
 from modernize.errors import BadTensors, MissingFact, UnknownLayout
-from modernize.spec import ACTIVATIONS, ATTN_SCALES, Activation, AttnScale, GPTSpec
+from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
 
 ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps")
 
@@ -124,7 +125,8 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
 
 def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> list[str]:
     """Settings against tensors: a warning where the tensors can be right, an error where something is missing or more
-    is computed than can be carried over (BadTensors, UnknownLayout)."""
+    is computed than can be carried over (BadTensors, UnknownLayout).
+    """
     warnings = []
     for name in ("n_layer", "n_embd", "block_size", "vocab_size"):
         told, where = look_up(checkpoint.settings, name)
@@ -158,6 +160,6 @@ def _check_config_json(checkpoint: Checkpoint, *, has_head: bool) -> None:
             )
     if config.get("tie_word_embeddings") is False and not has_head:
         raise BadTensors(
-            f"{checkpoint.path} has no head, but config.json says that it has one of its own (tie_word_embeddings false)",
+            f"{checkpoint.path} has no head, but config.json says tie_word_embeddings false",
             hint="save the language model (GPT2LMHeadModel), not the base model",
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from modernize.spec import Activation
+from modernize.choices import Activation
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class MLP(nn.Module):
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:
     """(B, T, n_head · head_dim) -> (B, n_head, T, head_dim)."""
-    return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], n_head, -1).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Computed in float32 at least, returned in the dtype of x.
     """
     cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]  # (T, head_dim/2)
-    even, odd = at_least_float32(x).unflatten(-1, (-1, 2)).unbind(-1)  # (B, n_head, T, head_dim/2) each
+    even, odd = at_least_float32(x).view(*x.shape[:-1], -1, 2).unbind(-1)  # (B, n_head, T, head_dim/2) each
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)  # (B, n_head, T, head_dim/2, 2)
     return turned.flatten(-2).to(x.dtype)
 
@@ -119,7 +119,7 @@ class ModernGPT(nn.Module):
 
     @classmethod
     def from_state(cls, config: ModernConfig, state: State) -> "ModernGPT":
-        """A model that holds these tensors, named as in `config.shapes()`, in their dtype; a tied head is absent there."""
+        """A model that holds these tensors, named as in `config.shapes()`, in their dtype."""
         with torch.device("meta"):
             model = cls(config)
         whole = state | ({"head.weight": state["wte.weight"]} if config.tied else {})
@@ -148,7 +148,8 @@ class ModernGPT(nn.Module):
         cos, _ = self._tables
         if cos.shape[0] < seq_len or cos.device != device:
             length = max(seq_len, self.config.block_size)
-            self._tables = build_rope_cache(length, self.config.head_dim, self.config.rope_base, device)
+            with torch.inference_mode(False):  # so that tables made while measuring serve training too
+                self._tables = build_rope_cache(length, self.config.head_dim, self.config.rope_base, device)
         cos, sin = self._tables
         return cos[:seq_len], sin[:seq_len]
 

@@ -45,11 +45,12 @@ class OldBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, n_embd) -> (B, T, n_embd)."""
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
 
 
 class OldGPT(nn.Module):
-    """The old model. `model(ids)` takes (B, T) token ids, T at most `spec.block_size`, and gives logits (B, T, vocab)."""
+    """The old model. `model(ids)`: (B, T) token ids, T at most `spec.block_size`, -> logits (B, T, vocab)."""
 
     def __init__(self, spec: GPTSpec) -> None:
         super().__init__()

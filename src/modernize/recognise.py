@@ -14,6 +14,7 @@ from modernize.dialects.ops import SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import BadTensors, UnknownLayout, UsageError
 from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, find_facts
 from modernize.spec import LINEARS, NORMS, GPTSpec, Shape, State, names_of
+from modernize.stored import METADATA_KEY
 
 __all__ = ["Facts", "Recognised", "recognise"]
 
@@ -65,7 +66,7 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
         UsageError: a fact that is no such thing.
     """
     said = said or Facts()
-    if "modernize" in checkpoint.metadata:
+    if METADATA_KEY in checkpoint.metadata:
         raise UnknownLayout(
             f"{checkpoint.path} is already converted: it is a modern model that modernize wrote",
             hint="use it as it is: `modernize finetune`, `eval` and `sample` take it",
@@ -109,7 +110,7 @@ def _fitting(checkpoint: Checkpoint, said: Facts) -> list[Cover]:
 
 
 def _in_order(found: Cover, order: str) -> Cover:
-    """The same cover with fused projections read in the order that the user gave. Raises UsageError for no such order."""
+    """The same cover with fused projections read in the order given. Raises UsageError for no such order."""
     wanted = [part.strip() for part in order.split(",")]
     if sorted(wanted) != ["k", "q", "v"]:
         raise UsageError(f"--qkv-order {order} is no order of q, k and v", hint="for example --qkv-order k,q,v")
@@ -202,8 +203,8 @@ def _check_heads(checkpoint: Checkpoint, spec: GPTSpec) -> None:
         )
     if spec.head_dim % 2:
         raise BadTensors(
-            f"{checkpoint.path}: heads are {spec.head_dim} wide ({spec.n_embd} over {spec.n_head}), and RoPE turns pairs, "
-            "so the width of a head must be even",
+            f"{checkpoint.path}: heads are {spec.head_dim} wide ({spec.n_embd} over {spec.n_head}), and RoPE turns "
+            "pairs, so the width of a head must be even",
             hint="this model cannot carry RoPE, unless --n-head is wrong",
         )
 

@@ -7,15 +7,15 @@ Both models are described by the same tensor names; what differs is the norms (`
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+
+from modernize.choices import Activation, AttnScale
 
 if TYPE_CHECKING:
     import torch
 
 State: TypeAlias = "dict[str, torch.Tensor]"
 Shape: TypeAlias = tuple[int, ...]
-Activation = Literal["gelu", "gelu_tanh", "relu"]
-AttnScale = Literal["head", "embd"]
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 ATTN_SCALES: tuple[AttnScale, ...] = get_args(AttnScale)
@@ -121,7 +121,7 @@ class ModernConfig:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "ModernConfig":
-        """Inverse of `to_json`. Raises KeyError or TypeError or ValueError where a field is missing or is no such value."""
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for a field that is missing or wrong."""
         values: dict[str, Any] = {f.name: plain[f.name] for f in fields(cls)}
         for name in ("n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "block_size", "vocab_size"):
             if not isinstance(values[name], int) or values[name] < 1:

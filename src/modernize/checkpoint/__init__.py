@@ -1,27 +1,28 @@
 """Read: a path becomes a Checkpoint, whose names, shapes and dtypes are known before any tensor is read.
 
-    base.py              what a checkpoint is: TensorInfo, Source, Checkpoint
-    kinds.py             what kind of file it is, by its content, and a sentence for every kind that is no checkpoint
-    torch_file.py        files that torch wrote, zip or legacy
-    safetensors_file.py  safetensors, without importing torch until a tensor is asked for
-    hf_folder.py         a Hugging Face directory
-    envelope.py          which of the things in a file are the weights, and what the rest says
+base.py              what a checkpoint is: TensorInfo, Source, Checkpoint
+kinds.py             what kind of file it is, by its content, and a sentence for every kind that is no checkpoint
+torch_file.py        files that torch wrote, zip or legacy
+safetensors_file.py  safetensors, without importing torch until a tensor is asked for
+hf_folder.py         a Hugging Face directory
+envelope.py          which of the things in a file are the weights, and what the rest says
 """
 
 from pathlib import Path
 
-from modernize.checkpoint.base import Checkpoint, Source, TensorInfo, Weights
+from modernize.checkpoint.base import Checkpoint, Source, TensorInfo
 from modernize.checkpoint.envelope import assemble
 from modernize.checkpoint.hf_folder import HF_FORMAT, open_hf_folder
 from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
 from modernize.checkpoint.torch_file import load_torch
+from modernize.choices import Weights
 
-__all__ = ["HF_FORMAT", "Checkpoint", "Source", "TensorInfo", "Weights", "open_checkpoint"]
+__all__ = ["HF_FORMAT", "Checkpoint", "Source", "TensorInfo", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoint:
-    """Open a file or a Hugging Face directory; `weights` chooses between trained and averaged weights beside each other.
+    """Open a file or a Hugging Face directory; `weights` chooses between trained and averaged weights.
 
     Raises:
         UnreadableFile: nothing there, damaged, or another kind of file.

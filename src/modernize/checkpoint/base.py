@@ -4,14 +4,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from modernize.spec import Shape
 
 if TYPE_CHECKING:
     import torch
 
-Weights = Literal["model", "ema"]
 _CHUNK = 1 << 20
 
 

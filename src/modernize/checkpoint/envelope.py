@@ -1,11 +1,12 @@
-"""Which of the things in a file are the weights, what the rest says, and what the tensors' names are without wrappers."""
+"""Which of the things in a file are the weights, what the rest says, and tensors' names without wrappers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modernize.checkpoint.base import Checkpoint, Source, Weights
+from modernize.checkpoint.base import Checkpoint, Source
+from modernize.choices import Weights
 from modernize.errors import AmbiguousInput, UnreadableFile
 
 # keys under which training programs keep the weights
@@ -14,7 +15,16 @@ WRAPPERS: dict[Weights, tuple[str, ...]] = {
     "ema": ("ema", "model_ema", "ema_model", "ema_state_dict"),
 }
 # keys beside the weights that hold facts, most telling first
-SETTINGS = ("config.json", "model_args", "model_config", "config", "hyper_parameters", "hparams", "args", "cfg")
+SETTINGS = (
+    "config.json",
+    "model_args",
+    "model_config",
+    "config",
+    "hyper_parameters",
+    "hparams",
+    "args",
+    "cfg",
+)
 # segments of a key that torch.compile and data parallelism put in, wherever they stand
 MARKERS = frozenset({"_orig_mod", "module"})
 
@@ -93,7 +103,7 @@ def clean_names(path: Path, names: Iterable[str]) -> dict[str, str]:
         name = ".".join(segment for segment in raw.split(".") if segment not in MARKERS)
         if name in clean:
             raise AmbiguousInput(
-                f"{path} holds {clean[name]} and {raw}, which are the same tensor once the wrapper's prefix is taken off",
+                f"{path} holds {clean[name]} and {raw}, the same tensor once the wrapper's prefix is off",
                 hint="save again with only one of them",
             )
         clean[name] = raw

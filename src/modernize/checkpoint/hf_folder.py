@@ -55,7 +55,8 @@ def _config(path: Path) -> dict[str, Any]:
                 hint="gather it with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE`",
             ) from error
         raise UnreadableFile(
-            f"{path} is a folder without {CONFIG}", hint="give the checkpoint file itself, or a Hugging Face folder"
+            f"{path} is a folder without {CONFIG}",
+            hint="give the checkpoint file itself, or a Hugging Face folder",
         ) from error
     except (OSError, ValueError) as error:
         raise UnreadableFile(f"{path / CONFIG} cannot be read: {error}", hint="download it again") from error

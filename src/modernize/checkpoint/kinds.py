@@ -1,4 +1,4 @@
-"""What kind of file it is, told by its content and never by its name; and a sentence for each kind that is no checkpoint."""
+"""What kind of file it is, by its content and never by its name; and a sentence for each that is no checkpoint."""
 
 import zipfile
 from dataclasses import dataclass
@@ -49,7 +49,9 @@ STRANGERS = (
     Stranger(start=b"BZh", what="a bzip2 archive", hint="unpack it first"),
     Stranger(start=b"\xfd7zXZ", what="an xz archive", hint="unpack it first"),
     Stranger(
-        start=(20240326).to_bytes(4, "little"), what="an llm.c checkpoint", hint="export it to Hugging Face format first"
+        start=(20240326).to_bytes(4, "little"),
+        what="an llm.c checkpoint",
+        hint="export it to Hugging Face format first",
     ),
 )
 

@@ -43,7 +43,8 @@ class SafetensorsSource:
             self._offsets, infos = _header(path)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise UnreadableFile(
-                f"{path} is a damaged safetensors file: {error}", hint="copy or download it again, and compare its size"
+                f"{path} is a damaged safetensors file: {error}",
+                hint="copy or download it again, and compare its size",
             ) from error
         self.path = path
         self._kept = {gone: kept for gone, kept in self.metadata.items() if gone not in infos and kept in infos}

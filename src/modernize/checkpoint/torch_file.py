@@ -79,6 +79,7 @@ def _refusal(path: Path, message: str) -> UnsafeFile | UnreadableFile:
         )
     if "nsupported" in message:
         return UnsafeFile(
-            f"{path} holds an object that only running code could rebuild, so it is not loaded", hint=_SAVE_AGAIN
+            f"{path} holds an object that only running code could rebuild, so it is not loaded",
+            hint=_SAVE_AGAIN,
         )
     return UnreadableFile(f"{path} is damaged: its pickle cannot be read", hint="copy or download it again")

@@ -1,9 +1,9 @@
 """Recognise, first half: the dialects, each a table of rows. One line here adds one.
 
-    table.py   Rule, Dialect, Assumption, and `cover`: which rows claim which keys
-    ops.py     what a row does to the tensors it claims
-    setting_names.py  under which names settings keep the facts of a model
-    *.py       one file of rows per dialect
+table.py   Rule, Dialect, Assumption, and `cover`: which rows claim which keys
+ops.py     what a row does to the tensors it claims
+setting_names.py  under which names settings keep the facts of a model
+*.py       one file of rows per dialect
 """
 
 from modernize.dialects.gpt2 import GPT2

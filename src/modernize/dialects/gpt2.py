@@ -23,7 +23,11 @@ GPT2 = Dialect(
     ),
     marks=("config.json",),
     assumptions=(
-        Assumption(field="activation", value="gelu_tanh", doubt="GPT-2's own is gelu_tanh, its descendants may differ"),
+        Assumption(
+            field="activation",
+            value="gelu_tanh",
+            doubt="GPT-2's own is gelu_tanh, its descendants may differ",
+        ),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),
     ),

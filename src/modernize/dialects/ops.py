@@ -1,4 +1,4 @@
-"""What a row does to the tensors it claims. Each Op works on shapes alone, before any tensor is read, and on tensors."""
+"""What a row does to the tensors it claims. Each Op works on shapes alone and on tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,10 @@ TRANSPOSE = Op("transpose", "renamed", lambda s: [s[0][::-1]], lambda t: [t[0].t
 SPLIT3 = Op("split3", "split", _split3_shapes, lambda t: list(t[0].chunk(3, dim=0)))
 # (in, 3·out) -> q, k, v, each (out, in)
 TRANSPOSE_SPLIT3 = Op(
-    "transpose_split3", "split", lambda s: _split3_shapes([s[0][::-1]]), lambda t: list(t[0].t().chunk(3, dim=0))
+    "transpose_split3",
+    "split",
+    lambda s: _split3_shapes([s[0][::-1]]),
+    lambda t: list(t[0].t().chunk(3, dim=0)),
 )
 # one (head size, in) or (head size,) per head, in order -> (out, in) or (out,)
 STACK_HEADS = Op("stack_heads", "renamed", _stack_shapes, _stack)

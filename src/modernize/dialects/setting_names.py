@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from modernize.spec import Activation
+from modernize.choices import Activation
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "n_layer": ("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
@@ -43,7 +43,7 @@ MUST_BE: dict[str, object] = {
 
 
 def look_up(settings: Mapping[str, Mapping[str, Any]], field: str) -> tuple[Any, str]:
-    """The first value that settings give a field, with where it stands (`model_args.n_head`); (None, "") without one."""
+    """The first value that settings give a field, and where it stands (`model_args.n_head`); else (None, "")."""
     for group, values in settings.items():
         for alias in ALIASES[field]:
             if values.get(alias) is not None:

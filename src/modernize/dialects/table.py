@@ -79,7 +79,8 @@ def drop(source: str) -> Rule:
 @dataclass(frozen=True, kw_only=True)
 class Assumption:
     """What a dialect's programs are known to do where nothing in the file says it. `doubt` is why a warning is due, and
-    empty where none is."""
+    empty where none is.
+    """
 
     field: AssumedField
     value: str | float

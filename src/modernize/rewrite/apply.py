@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 
+from modernize.choices import Tie
 from modernize.rewrite import fold, reset
-from modernize.rewrite.plan import TIE_HARM, Plan, Tie
+from modernize.rewrite.plan import TIE_HARM, Plan
 from modernize.spec import GPTSpec, ModernConfig, State
 
 Move = Callable[[State, GPTSpec], State]
@@ -29,9 +30,7 @@ def rewrite(state: State, spec: GPTSpec, plan: Plan, *, tie: Tie = "auto") -> Re
     for name in plan.moves(spec):
         wide = move(name)(wide, spec)
     config = plan.config(spec)
-    return Rewritten(
-        state={name: wide[name] for name in config.shapes()}, config=config, plan=plan, warnings=warnings
-    )
+    return Rewritten(state={name: wide[name] for name in config.shapes()}, config=config, plan=plan, warnings=warnings)
 
 
 def move(name: str) -> Move:

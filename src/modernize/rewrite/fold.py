@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from modernize.rewrite.plan import READERS
 from modernize.spec import GPTSpec, State, names_of
 
-# whose output each norm is, and who reads it
-READERS = {"ln_1": ("q", "k", "v"), "ln_2": ("up",)}
 # who writes into the residual stream, besides the embeddings
 WRITERS = ("o", "down")
 
@@ -50,7 +49,7 @@ def fold_gain(state: State, spec: GPTSpec) -> State:
 
 def centre(state: State, spec: GPTSpec) -> State:
     """Every writer of the residual stream loses its mean over the d axis: rows of wte and wpe, columns of o and down,
-    and their biases. The stream then has mean zero, and r(x) = n(x). What is taken off, every LayerNorm took off itself.
+    and their biases. The stream then has mean zero, and r(x) = n(x). LayerNorm took it off itself.
 
     A tied head reads the centred rows as well, which `tie_cost` estimates.
     """
@@ -89,8 +88,8 @@ def tie_cost(state: State, spec: GPTSpec) -> float:
     """What `centre` costs a model whose head stays tied, in nats: an estimate from the weights alone.
 
     With m_v the mean of row v of wte, the logit of v changes by `m_v·(g·r)`, r the normed state before its gain, which
-    has mean zero and length √d. For r in no special direction, `g·r` has the variance |g − mean g|²; to second order the
-    divergence of the old from the new prediction is half the variance of the change over tokens.
+    has mean zero and length √d. For r in no special direction, `g·r` has the variance |g − mean g|²; to second order
+    the divergence of the old from the new prediction is half the variance of the change over tokens.
     """
     gain, means = state["ln_f.weight"], state["wte.weight"].mean(1)
     return float(0.5 * means.var(correction=0) * (gain - gain.mean()).square().sum())
@@ -98,9 +97,9 @@ def tie_cost(state: State, spec: GPTSpec) -> float:
 
 def _read(state: State, spec: GPTSpec, *, final: bool) -> Iterator[tuple[str, str, Tensor]]:
     """(norm, reader, the reader's matrix (out, in)) for every norm and reader; with `final`, the head's too."""
-    for part, readers in READERS.items():
+    for part in ("ln_1", "ln_2"):
         for i, norm in enumerate(names_of(part, spec.n_layer)):
-            for reader in readers:
+            for reader in READERS[part]:
                 name = names_of(reader, spec.n_layer)[i]
                 yield norm, name, state[f"{name}.weight"]
     if final:

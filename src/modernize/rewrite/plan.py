@@ -4,16 +4,15 @@ Plain data, so that `inspect` tells all this without loading torch.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from modernize.choices import Bias, Init
 from modernize.spec import HOMES, LINEARS, NORMS, GPTSpec, ModernConfig
 
-Init = Literal["fold", "reset"]
-Bias = Literal["drop", "keep"]
-Tie = Literal["auto", "tie", "untie"]
 Fate = Literal["kept", "renamed", "split", "folded", "absorbed", "dropped", "reinitialized", "ignored"]
-INITS: tuple[Init, ...] = get_args(Init)
 
+# who reads what each norm gives
+READERS = {"ln_1": ("q", "k", "v"), "ln_2": ("up",), "ln_f": ("head",)}
 # names of the moves in rewrite/fold.py and rewrite/reset.py, in order
 FOLD = ("fold_shift", "fold_gain", "centre", "fold_mean_position", "fold_value_bias")
 # `--tie auto` unties where staying tied costs more than this (nats), the precision to which losses are told
@@ -22,7 +21,7 @@ TIE_HARM = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to convert: `init` the moves, `bias` what becomes of biases, `untie` whether a tied head gets its own matrix."""
+    """How to convert: `init` the moves, `bias` what becomes of biases, `untie` to give a tied head its own matrix."""
 
     init: Init = "fold"
     bias: Bias = "drop"
@@ -44,8 +43,7 @@ class Plan:
         """Which parts of the modern model carry a bias."""
         if self.bias == "drop":
             return ()
-        shifted = {"ln_1": ("q", "k", "v"), "ln_2": ("up",), "ln_f": ("head",)}
-        carried = set(spec.biases) | {reader for norm in NORMS if norm in spec.biases for reader in shifted[norm]}
+        carried = set(spec.biases) | {reader for norm in NORMS if norm in spec.biases for reader in READERS[norm]}
         if "v" in carried:
             carried = (carried - {"v"}) | {"o"}
         return tuple(part for part in LINEARS if part in carried)
@@ -73,7 +71,6 @@ class Plan:
         None where it is carried over: then its name in the file decides between kept, renamed and split.
         """
         part = part_of(target)
-        readers = {"ln_1": ("q", "k", "v"), "ln_2": ("up",), "ln_f": ("head",)}
         if part == "wpe":
             return ("folded", ("wte.weight",)) if self.init == "fold" else ("dropped", ())
         if part in NORMS and target.endswith(".weight"):
@@ -82,12 +79,12 @@ class Plan:
                 return "reinitialized", (gain,)
             if part == "ln_f" and self.tied(spec):
                 return None, (gain,)
-            return "folded", tuple(_beside(target, part, reader, "weight") for reader in readers[part])
+            return "folded", tuple(_beside(target, part, reader, "weight") for reader in READERS[part])
         if target.endswith(".bias"):
             if self.bias == "drop":
                 return "dropped", ()
             if part in NORMS:
-                homes = ("o" if reader == "v" else reader for reader in readers[part])
+                homes = ("o" if reader == "v" else reader for reader in READERS[part])
                 return "folded", tuple(_beside(target, part, reader, "bias") for reader in homes)
             if part == "v":
                 return "folded", (_beside(target, part, "o", "bias"),)
@@ -102,7 +99,7 @@ def part_of(name: str) -> str:
 
 
 def _beside(target: str, part: str, other: str, kind: str) -> str:
-    """The tensor of another part in the same layer: (`h.0.ln_1.weight`, `ln_1`, `q`, `weight`) -> `h.0.attn.q.weight`."""
+    """The same layer's tensor of another part: (`h.0.ln_1.weight`, `ln_1`, `q`, `weight`) -> `h.0.attn.q.weight`."""
     layer = target.split(".")[1] if "{i}" in HOMES[part] else "0"
     if other.startswith("norm"):
         return HOMES[part].format(i=layer).replace(part, other) + f".{kind}"

@@ -1,0 +1,16 @@
+"""The words that options take. Nothing is imported here, so that the command line can name them without torch."""
+
+from typing import Literal
+
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+AttnScale = Literal["head", "embd"]  # scores divided by √(head size) or by √width
+Bias = Literal["drop", "keep"]
+DataDType = Literal["uint16", "uint32"]
+DeviceName = Literal["auto", "cuda", "mps", "cpu"]
+DTypeName = Literal["keep", "float32", "bfloat16", "float16"]
+Init = Literal["fold", "reset"]
+OptimizerName = Literal["auto", "muon", "adamw"]
+PrecisionName = Literal["auto", "bfloat16", "float16", "float32"]
+Split = Literal["val", "train", "all"]
+Tie = Literal["auto", "tie", "untie"]
+Weights = Literal["model", "ema"]

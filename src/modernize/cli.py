@@ -1,0 +1,389 @@
+"""The command line: one function per command, each of which says what it takes, calls the library and shows the answer.
+
+Nothing that loads torch is imported before a command runs.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from modernize import __version__
+from modernize.choices import (
+    Bias,
+    DataDType,
+    DeviceName,
+    DTypeName,
+    Init,
+    OptimizerName,
+    PrecisionName,
+    Split,
+    Tie,
+    Weights,
+)
+from modernize.errors import ModernizeError, UsageError
+from modernize.options import takes
+
+if TYPE_CHECKING:
+    from modernize.console import Output
+    from modernize.data import Corpus
+    from modernize.facts import Facts
+    from modernize.loading import Loaded
+
+app = typer.Typer(
+    name="modernize",
+    help="Carry a trained GPT with LayerNorm and learned positions over to RMSNorm and RoPE.",
+    epilog="Begin with: modernize inspect CKPT",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+Ckpt = Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint file or a Hugging Face folder.")]
+Data = Annotated[str, typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, a folder, or the word pydoc.")]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="PATH", help="tokenizer.json, vocab.json + merges.txt, meta.pkl, or bytes."),
+]
+DataDTypeOption = Annotated[DataDType, typer.Option("--data-dtype", help="Of the ids in a .bin file.")]
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help="auto takes CUDA, then MPS, then the CPU.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"modernize {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Carry a trained GPT with LayerNorm and learned positions over to RMSNorm and RoPE."""
+
+
+@app.command(epilog="Example: modernize inspect examples/pydoc-gpt.pt")
+@takes()
+def inspect(
+    checkpoint: Ckpt,
+    *,
+    init: Annotated[Init, typer.Option("--init", help="Tell the fates for this conversion.")] = "fold",
+    facts: "Facts",
+    weights: Weights,
+    out: "Output",
+) -> None:
+    """Say what a checkpoint is, and what conversion would do to it and save."""
+    from modernize.inspection import inspect as look
+    from modernize.rewrite.plan import Plan
+    from modernize.show import show_inspection
+
+    found = look(checkpoint, facts=facts, weights=weights, plan=Plan(init=init))
+    out.warnings(found.warnings)
+    out.answer(found.to_json(), lambda o: show_inspection(o, found))
+
+
+@app.command(epilog="Example: modernize convert old.pt new.safetensors")
+@takes()
+def convert(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A checkpoint file or a Hugging Face folder.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The .safetensors file to write.")],
+    *,
+    init: Annotated[
+        Init, typer.Option("--init", help="fold: move what can be moved exactly. reset: plain rewrite.")
+    ] = "fold",
+    bias: Annotated[Bias, typer.Option("--bias", help="What becomes of biases.")] = "drop",
+    tie: Annotated[Tie, typer.Option("--tie", help="auto unties a tied head only where tying would do harm.")] = "auto",
+    rope_base: Annotated[float, typer.Option("--rope-base", help="Base of RoPE's frequencies.")] = 10000.0,
+    dtype: Annotated[DTypeName, typer.Option("--dtype", help="Of the tensors that are written.")] = "keep",
+    tokenizer: TokenizerOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
+    force: Force = False,
+    facts: "Facts",
+    weights: Weights,
+    out: "Output",
+) -> None:
+    """Write a modern model from an old checkpoint."""
+    from modernize.conversion import convert as run
+    from modernize.show import show_conversion
+
+    report = run(
+        old,
+        new,
+        init=init,
+        bias=bias,
+        tie=tie,
+        rope_base=rope_base,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        facts=facts,
+        weights=weights,
+        force=force,
+        dry_run=dry_run,
+    )
+    out.warnings(report.warnings)
+    out.answer(report.to_json(), lambda o: show_conversion(o, report))
+
+
+@app.command(epilog="Example: modernize finetune new.safetensors --data pydoc --teacher old.pt --steps 100")
+@takes()
+def finetune(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="A file that `modernize convert` wrote.")],
+    *,
+    data: Data,
+    steps: Annotated[int, typer.Option("--steps", min=1)] = 200,
+    teacher: Annotated[
+        Path | None, typer.Option("--teacher", metavar="OLD", help="The old checkpoint, to learn from.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="By default NAME-finetuned.safetensors.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Windows a step.")] = None,
+    block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens a window.")] = None,
+    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches an update.")] = 1,
+    lr: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 1e-3,
+    optimizer: Annotated[
+        OptimizerName, typer.Option("--optimizer", help="auto: Muon for matrices, AdamW for the rest.")
+    ] = "auto",
+    distill: Annotated[
+        float, typer.Option("--distill", min=0, max=1, help="Weight of the teacher against the data.")
+    ] = 0.5,
+    warmup: Annotated[int | None, typer.Option("--warmup", min=1, help="Steps; by default a twentieth.")] = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    device: DeviceOption = "auto",
+    dtype: Annotated[PrecisionName, typer.Option("--dtype", help="Of matrix products.")] = "auto",
+    compile_: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default on CUDA.")
+    ] = None,
+    eval_every: Annotated[int | None, typer.Option("--eval-every", min=1, help="Steps between validations.")] = None,
+    val_tokens: Annotated[int, typer.Option("--val-tokens", min=1, help="Most tokens to validate on.")] = 1 << 18,
+    log: Annotated[Path | None, typer.Option("--log", metavar="FILE.jsonl", help="Every event, a line each.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Curves of the losses.")] = None,
+    tokenizer: TokenizerOption = None,
+    data_dtype: DataDTypeOption = "uint16",
+    force: Force = False,
+    facts: "Facts",
+    weights: Weights,
+    out: "Output",
+) -> None:
+    """Train all weights for some steps, to win back the old model's loss."""
+    from modernize.show import show_finetune, watch_finetune
+    from modernize.train import Settings
+    from modernize.tune import Job, tune
+
+    settings = Settings(
+        steps=steps,
+        batch_size=batch_size or 0,
+        block_size=block_size or 0,
+        grad_accum=grad_accum,
+        lr=lr,
+        optimizer=optimizer,
+        distill=distill,
+        warmup=warmup or 0,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        compile=compile_,
+        eval_every=eval_every or 0,
+        val_tokens=val_tokens,
+    )
+    job = Job(
+        checkpoint=checkpoint,
+        data=data,
+        output=output or checkpoint.with_name(f"{checkpoint.stem}-finetuned.safetensors"),
+        teacher=teacher,
+        tokenizer=tokenizer,
+        data_dtype=data_dtype,
+        facts=facts,
+        weights=weights,
+        log=log,
+        plot=plot,
+        force=force,
+        settings=settings,
+    )
+    report = watch_finetune(out, tune(job))
+    out.answer(report.to_json(), lambda o: show_finetune(o, report))
+
+
+@app.command(name="eval", epilog="Example: modernize eval new.safetensors --data pydoc --context 128 --context 512")
+@takes()
+def evaluate(
+    checkpoint: Ckpt,
+    *,
+    data: Data,
+    context: Annotated[
+        list[int] | None, typer.Option("--context", min=1, help="Window length; may be given several times.")
+    ] = None,
+    split: Annotated[Split, typer.Option("--split", help="The last tenth of DATA, the rest, or all.")] = "val",
+    tokenizer: TokenizerOption = None,
+    data_dtype: DataDTypeOption = "uint16",
+    device: DeviceOption = "auto",
+    facts: "Facts",
+    weights: Weights,
+    out: "Output",
+) -> None:
+    """Measure the loss of an old or a new checkpoint."""
+    from modernize.measure import check_context
+    from modernize.measure import evaluate as measure
+    from modernize.show import show_evaluations
+
+    loaded = _load(checkpoint, facts, weights, device, out)
+    contexts = context or [loaded.model.block_size]
+    for length in contexts:
+        check_context(loaded.model, length)
+    corpus = _corpus(loaded, data, tokenizer, data_dtype)
+    found = []
+    for length in contexts:
+        with out.progress(f"context {length}") as advance:
+            found.append(measure(loaded.model, corpus, context=length, split=split, progress=advance))
+    plain = {"path": str(checkpoint), **found[0].to_json(), "contexts": [e.to_json() for e in found]}
+    out.answer(plain, lambda o: show_evaluations(o, found))
+
+
+@app.command(epilog="Example: modernize compare old.pt new.safetensors --data pydoc")
+@takes()
+def compare(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The old checkpoint.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The modern one.")],
+    *,
+    data: Data,
+    tokenizer: TokenizerOption = None,
+    data_dtype: DataDTypeOption = "uint16",
+    device: DeviceOption = "auto",
+    facts: "Facts",
+    weights: Weights,
+    out: "Output",
+) -> None:
+    """Measure an old and a new checkpoint side by side, also past the old context."""
+    from modernize.measure import compare as measure
+    from modernize.show import show_comparison
+
+    before = _load(old, facts, weights, device, out)
+    after = _load(new, facts, weights, device, out)
+    corpus = _corpus(before, data, tokenizer, data_dtype)
+    with out.progress("compare") as advance:
+        found = measure(before.model, after.model, corpus, progress=advance)
+    out.answer(found.to_json(), lambda o: show_comparison(o, found))
+
+
+@app.command(epilog='Example: modernize sample new.safetensors --prompt "The with statement" --tokens 200')
+@takes(json=False)
+def sample(
+    checkpoint: Ckpt,
+    *,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What the text begins with.")],
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many to write.")] = 200,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only among the K likeliest.")] = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    tokenizer: TokenizerOption = None,
+    device: DeviceOption = "auto",
+    facts: "Facts",
+    weights: Weights,
+    out: "Output",
+) -> None:
+    """Let an old or a new checkpoint write."""
+    from modernize.sample import write_text
+
+    loaded = _load(checkpoint, facts, weights, device, out)
+    chosen = _tokenizer(loaded, tokenizer)
+    out.stream(prompt)
+    for piece in write_text(
+        loaded.model, chosen, prompt, tokens=tokens, temperature=temperature, top_k=top_k or 0, seed=seed
+    ):
+        out.stream(piece)
+    out.stream("\n")
+
+
+@app.command()
+@takes(facts=False)
+def dialects(*, out: "Output") -> None:
+    """List the dialects, with the names by which each is recognised."""
+    from modernize.dialects import DIALECTS
+    from modernize.show import dialects_json, show_dialects
+
+    out.answer(dialects_json(DIALECTS), lambda o: show_dialects(o, DIALECTS))
+
+
+# ---------------------------------------------------------------------------------------------- shared by commands
+
+
+def _load(path: Path, facts: "Facts", weights: Weights, device: DeviceName, out: "Output") -> "Loaded":
+    """A model, ready to be measured; half precision is widened, which no CPU is fast in."""
+    from modernize.devices import choose_device
+    from modernize.loading import load_whole
+
+    loaded = load_whole(path, facts=facts, weights=weights)
+    out.warnings(loaded.warnings)
+    loaded.model.float().to(choose_device(device))
+    return loaded
+
+
+def _tokenizer(loaded: "Loaded", option: str | None) -> Any:  # noqa: ANN401  (a Tokenizer; its module loads numpy)
+    from modernize.tokenizer import find_tokenizer
+
+    return find_tokenizer(option, vocabulary=loaded.vocabulary, beside=loaded.path, vocab_size=loaded.model.vocab_size)
+
+
+def _corpus(loaded: "Loaded", data: str, tokenizer: str | None, dtype: DataDType) -> "Corpus":
+    from modernize.data import load_corpus
+
+    return load_corpus(
+        data, tokenizer=lambda: _tokenizer(loaded, tokenizer), vocab_size=loaded.model.vocab_size, dtype=dtype
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the boundary
+
+# the root of typer's own usage errors, which typer does not export by name
+_ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: the one place where errors become a sentence, a hint and an exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
+    debug = os.environ.get("MODERNIZE_DEBUG") == "1"
+    try:
+        code = app(standalone_mode=False)
+    except ModernizeError as error:
+        if debug:
+            traceback.print_exc()
+        _say(error)
+        code = error.exit_code
+    except _ClickException as error:
+        _say(UsageError(str(getattr(error, "message", error)).rstrip("."), hint=_help_for(error)))
+        code = UsageError.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; say no more
+        code = 141
+    except Exception as error:
+        traceback.print_exc()
+        _say(ModernizeError(f"this is a bug: {type(error).__name__}", hint="please report it with the lines above"))
+        code = ModernizeError.exit_code
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(error: ModernizeError) -> None:
+    from modernize.console import Output
+
+    Output().error(error)
+
+
+def _help_for(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return f"see `{context.command_path if context else 'modernize'} --help`"
+
+
+def _terminated(signum: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signum)

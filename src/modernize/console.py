@@ -1,0 +1,142 @@
+"""Output: the answer on stdout, everything else on stderr; for people, for programs (`--json`), or quietly.
+
+Nothing below this module prints. Text is never read as markup, and what cannot be printed is shown escaped.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from modernize.errors import ModernizeError
+
+SCHEMA = 1
+
+
+class Advance(Protocol):
+    """How progress is told: so much is done of so much, and what there is to say."""
+
+    def __call__(self, done: int, total: int, text: str = "") -> None:
+        """Tell it."""
+
+
+_BLOCKS = "▏▎▍▌▋▊▉█"
+
+
+class Output:
+    """Where a command says what it has to say."""
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json, self.quiet = as_json, quiet
+        self._out = _console(sys.stdout)
+        self._err = _console(sys.stderr)
+
+    def answer(self, plain: Mapping[str, Any], human: Callable[["Output"], None]) -> None:
+        """The answer: one JSON object, or what `human` prints."""
+        if self.as_json:
+            text = json.dumps({"schema": SCHEMA, **plain}, ensure_ascii=False, allow_nan=False)
+            sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+            sys.stdout.flush()
+        else:
+            human(self)
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line of the answer."""
+        self._out.print(Text(printable(text), style=style), soft_wrap=True)
+
+    def stream(self, text: str) -> None:
+        """A piece of the answer, at once and without an end of line."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+        """A table of the answer; `right` are the columns that hold numbers."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="right" if number in right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        self._out.print(table)
+
+    def bars(self, labels: Sequence[str], values: Sequence[float], *, width: int = 32) -> None:
+        """A small chart: a bar a line, as long as the value."""
+        top, pad = max(values, default=1.0) or 1.0, max(map(len, labels), default=0)
+        for label, value in zip(labels, values, strict=True):
+            eighths = round(8 * width * max(value, 0) / top)
+            bar = "█" * (eighths // 8) + (_BLOCKS[eighths % 8 - 1] if eighths % 8 else "")
+            self.line(f"{label:<{pad}}  {bar} {value:.3f}")
+
+    def note(self, text: str) -> None:
+        """Something on stderr that is neither a warning nor an error."""
+        if not self.quiet:
+            self._err.print(Text(printable(text)), soft_wrap=True)
+
+    def warnings(self, texts: Sequence[str]) -> None:
+        """Warnings, a line each."""
+        for text in texts:
+            if not self.quiet:
+                self._err.print(Text(f"warning: {printable(text)}", style="yellow"), soft_wrap=True)
+
+    def error(self, error: ModernizeError) -> None:
+        """An error and its hint, a line each."""
+        self._err.print(Text(f"error: {printable(error.sentence)}", style="red"), soft_wrap=True)
+        self._err.print(Text(f"hint: {printable(error.hint)}"), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, title: str) -> Iterator[Advance]:
+        """A bar on a terminal, elsewhere a plain line for each tenth of the work; nothing with `--quiet`."""
+        if self.quiet:
+            yield _nothing
+        elif self._err.is_terminal:
+            with self._bar(title) as advance:
+                yield advance
+        else:
+            yield self._tenths(title)
+
+    @contextlib.contextmanager
+    def _bar(self, title: str) -> Iterator[Advance]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        said = TextColumn("{task.fields[said]}", markup=False)
+        with Progress(*columns, said, console=self._err, transient=True) as bar:
+            task = bar.add_task(title, total=None, said="")
+
+            def advance(done: int, total: int, text: str = "") -> None:
+                bar.update(task, completed=done, total=total, said=text)
+
+            yield advance
+
+    def _tenths(self, title: str) -> Advance:
+        last = 0
+
+        def advance(done: int, total: int, text: str = "") -> None:
+            nonlocal last
+            tenth = 10 * done // max(total, 1)
+            if tenth > last:
+                self.note(f"{title} {done}/{total}  {text}".rstrip())
+            last = tenth
+
+        return advance
+
+
+def _nothing(done: int, total: int, text: str = "") -> None:
+    """Progress that is not shown."""
+
+
+def printable(text: str) -> str:
+    """Text as it can be shown: control and other unprintable characters escaped, line ends kept."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def number(value: int) -> str:
+    """1234567 -> `1,234,567`."""
+    return f"{value:,}"
+
+
+def _console(stream: Any) -> Console:  # noqa: ANN401  (any text stream)
+    return Console(file=stream, markup=False, highlight=False, emoji=False)

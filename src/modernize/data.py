@@ -1,0 +1,209 @@
+"""Token ids to train and measure on: from text, .bin, .npy, a folder, or pydoc; split, and cut into windows.
+
+A window of context T is T + 1 consecutive ids: the first T are read, the last T are predicted. Validation windows don't
+overlap and are always the same. A two-dimensional `.npy` holds one sequence a row instead, padded with −1, and a
+padded place is neither read nor predicted.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernize.choices import DataDType, Split
+from modernize.errors import BadData
+from modernize.tokenizer import Tokenizer
+
+Ids = NDArray[Any]  # (n,) or, one sequence a row, (n, T + 1)
+PYDOC = "pydoc"
+IGNORED = -1  # a target that is not predicted
+TRAIN_SHARE = 0.9
+_CHECKED_AT_ONCE = 1 << 26  # ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Ids for training and for validation; `name` is what errors call it."""
+
+    name: str
+    train: Ids
+    val: Ids
+
+    def split(self, which: Split) -> Ids:
+        """One part, or all of it in its order."""
+        if which == "all":
+            return np.concatenate([self.train, self.val]) if len(self.train) else self.val
+        return self.train if which == "train" else self.val
+
+
+def load_corpus(
+    data: str | Path,
+    *,
+    tokenizer: Callable[[], Tokenizer],
+    vocab_size: int,
+    dtype: DataDType = "uint16",
+) -> Corpus:
+    """Read DATA as CLI.md describes it. `tokenizer` is called only where there is text to be read.
+
+    Raises BadData for what cannot be read, and for ids that are past the vocabulary.
+    """
+    if str(data) == PYDOC:
+        return _split(PYDOC, tokenizer().encode(pydoc_text()), vocab_size)
+    path = Path(data)
+    if path.is_dir():
+        return _folder(path, dtype, vocab_size)
+    if not path.is_file():
+        raise BadData(f"there is no data {path}", hint=f"give a text, .bin or .npy file, a folder, or the word {PYDOC}")
+    if path.suffix == ".bin":
+        ids = _bin(path, dtype)
+        # a file that is a validation split by name is not split again
+        whole = path.name == "val.bin"
+    elif path.suffix == ".npy":
+        ids, whole = _npy(path), False
+    else:
+        ids, whole = tokenizer().encode(_text(path)), False
+    if whole:
+        _check_ids(ids, vocab_size, str(path))
+        return Corpus(name=str(path), train=ids[:0], val=ids)
+    return _split(str(path), ids, vocab_size)
+
+
+def pydoc_text() -> str:
+    """The language reference that every CPython carries, topic by topic."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n"
+
+
+def _split(name: str, ids: Ids, vocab_size: int) -> Corpus:
+    _check_ids(ids, vocab_size, name)
+    cut = int(TRAIN_SHARE * len(ids))
+    return Corpus(name=name, train=ids[:cut], val=ids[cut:])
+
+
+def _folder(path: Path, dtype: DataDType, vocab_size: int) -> Corpus:
+    parts = []
+    for name in ("train.bin", "val.bin"):
+        if not (path / name).is_file():
+            raise BadData(
+                f"{path} is a folder without {name}",
+                hint="give a folder with train.bin and val.bin, or one file",
+            )
+        parts.append(_bin(path / name, dtype))
+        _check_ids(parts[-1], vocab_size, str(path / name))
+    return Corpus(name=str(path), train=parts[0], val=parts[1])
+
+
+def _bin(path: Path, dtype: DataDType) -> Ids:
+    """NanoGPT's layout: nothing but ids; mapped, not read."""
+    width, size = np.dtype(dtype).itemsize, path.stat().st_size
+    if size % width or not size:
+        raise BadData(
+            f"{path} has {size} bytes, which is no number of {dtype} ids",
+            hint="pass --data-dtype uint32 for a large vocabulary, or make the file again",
+        )
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _npy(path: Path) -> Ids:
+    try:
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise BadData(
+            f"{path} cannot be read: {error}", hint="make it with numpy.save from an integer array"
+        ) from error
+    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+        raise BadData(
+            f"{path} is no array of token ids with one or two axes",
+            hint="make it with numpy.save from an integer array",
+        )
+    return ids
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadData(
+            f"{path} is no UTF-8 text (byte {error.start})", hint="token ids go into a .bin or .npy file"
+        ) from error
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
+
+
+def _check_ids(ids: Ids, vocab_size: int, name: str) -> None:
+    """Ids must be within the vocabulary; of a very large file, windows are checked as they are used. Raises BadData."""
+    if ids.size and ids.size <= _CHECKED_AT_ONCE:
+        _check_range(ids, vocab_size, name)
+
+
+def _check_range(ids: Ids, vocab_size: int, name: str) -> None:
+    low, high = int(ids.min()), int(ids.max())
+    padded = ids.ndim == 2 and low == IGNORED
+    if high >= vocab_size or (low < 0 and not padded):
+        raise BadData(
+            f"{name} has the token id {high if high >= vocab_size else low}, and the model knows {vocab_size}",
+            hint="give the data that belongs to this model's tokenizer, or check --data-dtype",
+        )
+
+
+# ---------------------------------------------------------------------------------------------- windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Windows of one context over ids, by number. `name` is what errors call the data."""
+
+    ids: Ids
+    context: int
+    vocab_size: int
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.ids) if self.ids.ndim == 2 else max(len(self.ids) - 1, 0) // self.context
+
+    def take(self, numbers: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets (B, T) of the windows with these numbers, which don't overlap."""
+        if self.ids.ndim == 2:
+            return self._rows(numbers)
+        return self._at(numbers * self.context)
+
+    def draw(self, random: np.random.Generator, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets (count, T) of windows that start anywhere."""
+        if self.ids.ndim == 2:
+            return self._rows(random.integers(0, len(self.ids), count))
+        return self._at(random.integers(0, len(self.ids) - self.context, count))
+
+    def batches(self, size: int, *, limit: int = 0) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """All windows in order, or the first `limit`, `size` at a time."""
+        count = min(len(self), limit) if limit else len(self)
+        for start in range(0, count, size):
+            yield self.take(np.arange(start, min(start + size, count)))
+
+    def _at(self, starts: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        window = np.stack([self.ids[s : s + self.context + 1] for s in starts]).astype(np.int64)  # (B, T + 1)
+        _check_range(window.reshape(-1), self.vocab_size, self.name)
+        return window[:, :-1], window[:, 1:]
+
+    def _rows(self, numbers: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows = np.asarray(self.ids[numbers]).astype(np.int64)  # (B, T + 1)
+        return np.maximum(rows[:, :-1], 0), rows[:, 1:]
+
+
+def windows(ids: Ids, context: int, *, vocab_size: int, name: str) -> Windows:
+    """Windows over ids. Raises BadData where there is not one whole window, or where rows are too long."""
+    if ids.ndim == 2 and ids.shape[1] > context + 1:
+        raise BadData(
+            f"{name} has rows of {ids.shape[1]} ids, and a window holds {context + 1}",
+            hint="cut the rows, or give the ids in one dimension",
+        )
+    found = Windows(ids=ids, context=context, vocab_size=vocab_size, name=name)
+    if not len(found):
+        raise BadData(
+            f"{name} has {len(ids)} tokens, and one window of context {context} needs {context + 1}",
+            hint="give more text, or a smaller context",
+        )
+    return found

@@ -1,0 +1,57 @@
+"""Device and precision, as small decisions that can be tested where the device is not."""
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from modernize.choices import DeviceName, PrecisionName
+from modernize.errors import UsageError
+
+
+def choose_device(name: DeviceName) -> torch.device:
+    """`auto` takes CUDA, then MPS, then the CPU. Raises UsageError for a device that is not there."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, available in there.items() if available))
+    if not there[name]:
+        raise UsageError(f"--device {name}: there is no such device here", hint="leave it out, or use --device cpu")
+    return torch.device(name)
+
+
+def choose_precision(name: PrecisionName, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: bfloat16 on a CUDA device that has it, float32 elsewhere, unless asked."""
+    if name == "auto":
+        wide = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if wide else torch.float32
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+
+
+def autocast(device: torch.device, precision: torch.dtype) -> AbstractContextManager[object]:
+    """Matrix products in `precision`, weights and sums in float32; nothing at all for float32."""
+    if precision == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=precision)
+
+
+def gradient_scaler(device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:
+    """Loss scaling, which only float16 needs; disabled elsewhere."""
+    return torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
+
+
+def has_fused_adamw(device: torch.device) -> bool:
+    """Whether AdamW has a fused kernel there."""
+    return device.type in ("cuda", "cpu", "mps")
+
+
+def should_compile(option: bool | None, device: torch.device) -> bool:
+    """`torch.compile` by default on CUDA, where it pays within a few dozen steps."""
+    return device.type == "cuda" if option is None else option
+
+
+def transfer(batch: Tensor, device: torch.device) -> Tensor:
+    """To the device; for CUDA from pinned memory and without waiting."""
+    if device.type == "cuda":
+        return batch.pin_memory().to(device, non_blocking=True)
+    return batch.to(device)

@@ -1,0 +1,33 @@
+"""Which optimizer trains which parameter: Muon the matrices inside the blocks, AdamW everything else.
+
+Muon's updates are scaled to the size of AdamW's (Liu et al. 2025), so that one learning rate serves both.
+"""
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from modernize.choices import OptimizerName
+from modernize.devices import has_fused_adamw
+
+BETAS = (0.9, 0.95)
+
+
+def build_optimizers(
+    model: nn.Module, name: OptimizerName, lr: float, device: torch.device, *, weight_decay: float = 0.0
+) -> list[Optimizer]:
+    """Optimizers that together hold every parameter once; `auto` is Muon with AdamW. Groups remember `initial_lr`."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("h.")]
+    if name == "adamw":
+        matrices = []
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    optimizers: list[Optimizer] = [
+        AdamW(rest, lr=lr, betas=BETAS, weight_decay=weight_decay, fused=has_fused_adamw(device))
+    ]
+    if matrices:
+        optimizers.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = lr
+    return optimizers

@@ -1,0 +1,118 @@
+"""Options that many commands share, and the decorator that hands them over in one piece.
+
+A command that is decorated with `takes(...)` gets, beside its own options:
+
+    FACTS   as `facts: Facts` and `weights: Weights`
+    OUTPUT  as `out: Output`
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from modernize.choices import Activation, AttnScale, Weights
+
+_FACTS_PANEL = "Facts that a file cannot say"
+
+FACTS: dict[str, tuple[Any, Any]] = {
+    "dialect": (
+        Annotated[
+            str | None,
+            typer.Option("--dialect", metavar="NAME", help="Read it as this dialect.", rich_help_panel=_FACTS_PANEL),
+        ],
+        None,
+    ),
+    "n_head": (
+        Annotated[int | None, typer.Option("--n-head", help="Number of heads.", rich_help_panel=_FACTS_PANEL)],
+        None,
+    ),
+    "activation": (
+        Annotated[
+            Activation | None,
+            typer.Option("--activation", help="Of the old MLP.", rich_help_panel=_FACTS_PANEL),
+        ],
+        None,
+    ),
+    "attn_scale": (
+        Annotated[
+            AttnScale | None,
+            typer.Option("--attn-scale", help="Scores over √(head size) or over √width.", rich_help_panel=_FACTS_PANEL),
+        ],
+        None,
+    ),
+    "norm_eps": (
+        Annotated[float | None, typer.Option("--norm-eps", help="Epsilon of the norms.", rich_help_panel=_FACTS_PANEL)],
+        None,
+    ),
+    "qkv_order": (
+        Annotated[
+            str,
+            typer.Option(
+                "--qkv-order",
+                metavar="q,k,v",
+                help="Order in fused projections.",
+                show_default=False,
+                rich_help_panel=_FACTS_PANEL,
+            ),
+        ],
+        "q,k,v",
+    ),
+    "weights": (
+        Annotated[
+            Weights,
+            typer.Option(
+                "--weights", help="Of trained and averaged weights in one file.", rich_help_panel=_FACTS_PANEL
+            ),
+        ],
+        "model",
+    ),
+}
+
+OUTPUT: dict[str, tuple[Any, Any]] = {
+    "json": (
+        Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")],
+        False,
+    ),
+    "quiet": (
+        Annotated[
+            bool,
+            typer.Option("--quiet", "-q", help="Print nothing but errors and the answer.", rich_help_panel="Output"),
+        ],
+        False,
+    ),
+}
+
+
+def takes(*, facts: bool = True, json: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the shared options to a command and hand them to it as objects."""
+    shared = {**(FACTS if facts else {}), **{name: OUTPUT[name] for name in OUTPUT if json or name != "json"}}
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        def command(**given: Any) -> None:  # noqa: ANN401  (whatever the command line says)
+            from modernize.console import Output
+
+            more: dict[str, Any] = {
+                "out": Output(as_json=bool(given.pop("json", False)), quiet=bool(given.pop("quiet")))
+            }
+            if facts:
+                from modernize.facts import Facts
+
+                more["weights"] = given.pop("weights")
+                more["facts"] = Facts(**{name: given.pop(name) for name in FACTS if name != "weights"})
+            function(**given, **more)
+
+        own = inspect.signature(function)
+        handed = {"out", "facts", "weights"}
+        parameters = [p for name, p in own.parameters.items() if name not in handed]
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in shared.items()
+        ]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate

@@ -1,0 +1,188 @@
+"""How reports look to people: one function per report."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from modernize.console import Output, number
+from modernize.dialects import Dialect
+from modernize.spec import GPTSpec
+
+if TYPE_CHECKING:
+    from modernize.conversion import Conversion
+    from modernize.inspection import Inspection, Parameters
+    from modernize.measure import Comparison, Evaluation
+    from modernize.tune import Tuned, TuneEvent
+
+
+def show_inspection(out: Output, found: "Inspection") -> None:
+    """What it is, each tensor's fate, what is saved."""
+    config = found.config
+    out.line(f"{found.path}: {found.format}, {found.architecture}, dialect {found.dialect}", style="bold")
+    out.line(
+        f"{config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width {config.n_embd}, "
+        f"MLP {config.n_inner}, context {config.block_size}, vocabulary {config.vocab_size}"
+    )
+    scale = (
+        f", scores over √{config.attn_scale}" if isinstance(config, GPTSpec) else f", RoPE base {config.rope_base:g}"
+    )
+    head = "head tied" if config.tied else "head of its own"
+    out.line(f"{config.activation}, {head}, norm eps {config.norm_eps:g}{scale}")
+    if found.source:
+        source = found.source
+        out.line(f"made by modernize {source.version} with --init {source.init} from {source.dialect}")
+        out.line(f"source sha256 {source.sha256}")
+    out.line("")
+    out.table(
+        ("tensor", "shape", "dtype", "fate", "becomes"),
+        [
+            (t.name, "×".join(map(str, t.info.shape)) or "scalar", t.info.dtype, t.fate, ", ".join(t.becomes))
+            for t in found.tensors
+        ],
+    )
+    out.line("")
+    if found.source:
+        out.line(f"parameters {number(found.parameters.before)}")
+    else:
+        _show_parameters(out, found.parameters)
+        out.line(f"each token saves {_saved_operations(found.config):,} additions and means in norms and positions")
+
+
+def _saved_operations(config: Any) -> int:  # noqa: ANN401  (either configuration)
+    """Numbers that are no longer computed for each token: a mean and a shift per norm, and the added position."""
+    norms = 2 * config.n_layer + 1
+    return int((2 * norms + 1) * config.n_embd)
+
+
+def _show_parameters(out: Output, parameters: "Parameters") -> None:
+    saved = parameters.before - parameters.after
+    share = f" ({100 * abs(saved) / max(parameters.before, 1):.1f} %)"
+    out.line(
+        f"parameters {number(parameters.before)} before, {number(parameters.after)} after: "
+        f"{number(abs(saved))} {'fewer' if saved >= 0 else 'more'}{share}"
+    )
+
+
+def show_conversion(out: Output, report: "Conversion") -> None:
+    """What was written."""
+    if out.quiet:
+        out.line(str(report.output))
+        return
+    out.line(
+        f"{'wrote' if report.written else 'would write'} {report.output} "
+        f"from {report.input} ({report.dialect}, --init {report.init})"
+    )
+    _show_parameters(out, report.parameters)
+    out.line(f"{len(report.dropped)} tensors dropped, {len(report.reinitialized)} set to one")
+
+
+def watch_finetune(out: Output, events: "Iterator[TuneEvent]") -> "Tuned":
+    """Show a fine-tune while it runs; gives what came out."""
+    from modernize.train import Finished, Notice, Started, Stepped, Validated
+    from modernize.tune import Tuned
+
+    started: Started | None = None
+    with out.progress("step") as advance:
+        for event in events:
+            if isinstance(event, Notice):
+                out.warnings([event.text])
+            elif isinstance(event, Started):
+                started = event
+                old = "" if event.old is None else f", old model {event.old:.4f}"
+                out.note(
+                    f"{event.steps} steps of {event.batch_size} × {event.block_size} tokens on {event.device} "
+                    f"({event.dtype}); validation loss {event.before:.4f}{old}"
+                )
+            elif isinstance(event, Stepped) and started:
+                advance(
+                    event.step,
+                    started.steps,
+                    f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s  {event.seconds_left:.0f} s left",
+                )
+            elif isinstance(event, Validated):
+                out.note(f"step {event.step}: validation loss {event.loss:.4f}{' (best)' if event.best else ''}")
+            elif isinstance(event, Tuned):
+                return event
+            else:
+                assert isinstance(event, Finished | Stepped)
+    raise RuntimeError("a fine-tune ended without a result")
+
+
+def show_finetune(out: Output, report: "Tuned") -> None:
+    """The result table."""
+    end = report.finished
+    if out.quiet:
+        out.line(str(report.output))
+        return
+    rows = [("before", f"{end.before:.4f}"), ("after", f"{end.after:.4f}"), ("best, written", f"{end.best:.4f}")]
+    if end.old is not None:
+        rows.append(("old model", f"{end.old:.4f}"))
+    if end.recovery is not None:
+        rows.append(("recovered", f"{100 * end.recovery:.1f} %"))
+    out.table(("validation", "loss"), rows, right=(1,))
+    out.line(
+        f"wrote {report.output} after {end.steps} steps, {number(end.tokens)} tokens at "
+        f"{end.tokens_per_second:,.0f} tokens/s on {end.device} ({end.dtype})"
+    )
+
+
+def show_evaluations(out: Output, found: "Sequence[Evaluation]") -> None:
+    """A line per context."""
+    out.table(
+        ("context", "loss", "perplexity", "tokens"),
+        [(str(e.context), f"{e.loss:.4f}", f"{e.perplexity:.3f}", number(e.tokens)) for e in found],
+        right=(0, 1, 2, 3),
+    )
+
+
+def show_comparison(out: Output, found: "Comparison") -> None:
+    """Both models in one table, then losses by position and past the old context as a chart."""
+    out.table(
+        ("", "old", "new"),
+        [
+            ("loss", f"{found.old.loss:.4f}", f"{found.new.loss:.4f}"),
+            ("perplexity", f"{found.old.perplexity:.3f}", f"{found.new.perplexity:.3f}"),
+            ("parameters", number(found.parameters_old), number(found.parameters_new)),
+        ],
+        right=(1, 2),
+    )
+    out.line(f"KL(old ‖ new) {found.kl:.4f} nats; the likeliest token agrees in {100 * found.top1_agreement:.1f} %")
+    labels: list[str] = []
+    values: list[float] = []
+    for row in found.by_position:
+        span = f"{row.start}-{row.end - 1}"
+        labels += [f"{span:>9} old", f"{'':>9} new"]
+        values += [row.old, row.new]
+    out.line("\nloss by position in the window")
+    out.bars(labels, values)
+    out.line("\nloss by context (the old model has no positions past its own)")
+    labels, values = [], []
+    for wide in found.beyond_context:
+        if wide.old is not None:
+            labels.append(f"{wide.context:>9} old")
+            values.append(wide.old)
+        labels.append(f"{wide.context:>9} new")
+        values.append(wide.new)
+    out.bars(labels, values)
+
+
+def dialects_json(dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """Every dialect with its rows."""
+    return {
+        "dialects": [
+            {"name": d.name, "title": d.title, "keys": [rule.source for rule in d.rules if rule.targets]}
+            for d in dialects
+        ]
+    }
+
+
+def show_dialects(out: Output, dialects: Sequence[Dialect]) -> None:
+    """Every dialect with the names by which it is recognised."""
+    for dialect in dialects:
+        out.line(f"{dialect.name}: {dialect.title}", style="bold")
+        for rule in dialect.rules:
+            if rule.targets:
+                out.line(f"  {rule.source}{'  (may be absent)' if rule.optional else ''}")
+        for assumption in dialect.assumptions:
+            doubt = f"  ({assumption.doubt})" if assumption.doubt else ""
+            out.line(f"  {assumption.field} {assumption.value} unless said otherwise{doubt}")
+        out.line("")

@@ -1,0 +1,56 @@
+"""What a modern file's metadata says; the inverse of what `write.py` puts there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from modernize.checkpoint import Checkpoint
+from modernize.errors import UnreadableFile
+from modernize.spec import ModernConfig
+
+METADATA_KEY = "modernize"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """The configuration of a modern file, where it came from, and its vocabulary (empty where it carries none)."""
+
+    config: ModernConfig
+    sha256: str
+    dialect: str
+    init: str
+    version: str
+    vocabulary: Mapping[str, int]
+
+
+def stored_in(checkpoint: Checkpoint) -> Stored | None:
+    """What the metadata says, or None for a file that modernize did not write.
+
+    Raises UnreadableFile where metadata and tensors contradict each other.
+    """
+    text = checkpoint.metadata.get(METADATA_KEY)
+    if text is None:
+        return None
+    try:
+        plain = json.loads(text)
+        stored = Stored(
+            config=ModernConfig.from_json(plain["config"]),
+            sha256=str(plain["source"]["sha256"]),
+            dialect=str(plain["source"]["dialect"]),
+            init=str(plain["init"]),
+            version=str(plain["version"]),
+            vocabulary={str(token): int(index) for token, index in plain["vocabulary"].items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableFile(
+            f"{checkpoint.path} has modernize metadata that cannot be understood: {error!r}",
+            hint="convert the old checkpoint again",
+        ) from error
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    if shapes != stored.config.shapes():
+        wrong = sorted({*shapes, *stored.config.shapes()}, key=lambda n: shapes.get(n) == stored.config.shapes().get(n))
+        raise UnreadableFile(
+            f"{checkpoint.path}: {wrong[0]} does not fit the configuration in its metadata",
+            hint="convert the old checkpoint again",
+        )
+    return stored

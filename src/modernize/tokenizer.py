@@ -1,0 +1,202 @@
+"""Text to token ids and back: by vocabulary (characters or words), by bytes, or by a tokenizer file.
+
+`find_tokenizer` looks in the order that CLI.md promises: what the user names, what the checkpoint carries, what lies
+beside it, bytes for a vocabulary of 256.
+"""
+
+import io
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernize.checkpoint.envelope import vocabulary_in
+from modernize.errors import BadData
+
+if TYPE_CHECKING:
+    import tokenizers
+
+META = "meta.pkl"  # nanoGPT's vocabulary
+TOKENIZER_JSON = "tokenizer.json"
+VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"
+
+
+class Tokenizer(Protocol):
+    """What turns text into ids and back. `size` is the number of tokens that it knows."""
+
+    name: str
+    size: int
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of a text, (n,). Raises BadData for what it has no token for."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; an id without a token becomes U+FFFD."""
+
+
+class VocabularyTokenizer:
+    """One token per character, or per word where the vocabulary has longer tokens: the longest that fits is taken."""
+
+    def __init__(self, stoi: Mapping[str, int], name: str) -> None:
+        self.name = name
+        self.size = max(stoi.values(), default=-1) + 1
+        self.stoi = dict(stoi)
+        self._itos = {index: token for token, index in stoi.items()}
+        self._longest = max(map(len, stoi), default=1)
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of a text, (n,). Raises BadData with the first character that is not in the vocabulary."""
+        ids, at = [], 0
+        while at < len(text):
+            for length in range(min(self._longest, len(text) - at), 0, -1):
+                index = self.stoi.get(text[at : at + length])
+                if index is not None:
+                    ids.append(index)
+                    at += length
+                    break
+            else:
+                raise BadData(
+                    f"the character {text[at]!r} (U+{ord(text[at]):04X}, at position {at}) is not among the "
+                    f"{len(self.stoi)} tokens of {self.name}",
+                    hint="use text like that which the model was trained on, or name its tokenizer with --tokenizer",
+                )
+        return np.array(ids, dtype=np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        return "".join(self._itos.get(int(i), "\ufffd") for i in ids)
+
+
+class BytesTokenizer:
+    """One token per byte of UTF-8."""
+
+    name, size = "bytes", 256
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of a text, (n,)."""
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(int(i) for i in ids if 0 <= int(i) < 256).decode("utf-8", errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer of the `tokenizers` package, from `tokenizer.json` or from `vocab.json` with `merges.txt`."""
+
+    def __init__(self, inner: "tokenizers.Tokenizer", name: str) -> None:
+        self.name = name
+        self.size = inner.get_vocab_size()
+        self._inner = inner
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of a text, (n,), without special tokens around it."""
+        return np.array(self._inner.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        return str(self._inner.decode([int(i) for i in ids], skip_special_tokens=False))
+
+
+def find_tokenizer(option: str | None, *, vocabulary: Mapping[str, int], beside: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer for a checkpoint: `option` as the user gave it, its own `vocabulary`, or a file beside its path.
+
+    Raises BadData where there is none, where it cannot be read, or where it has more tokens than the model.
+    """
+    found = _named(option) if option else _carried(vocabulary, beside, vocab_size)
+    if found.size > vocab_size:
+        raise BadData(
+            f"{found.name} has {found.size} tokens, and the model knows {vocab_size}",
+            hint="name the tokenizer that the model was trained with: --tokenizer PATH",
+        )
+    return found
+
+
+def vocabulary_beside(path: Path) -> dict[str, int]:
+    """Token -> id of a nanoGPT `meta.pkl` beside a checkpoint; empty where there is none."""
+    meta = _folder(path) / META
+    return _read_meta(meta) if meta.is_file() else {}
+
+
+def _carried(vocabulary: Mapping[str, int], beside: Path, vocab_size: int) -> Tokenizer:
+    if vocabulary:
+        return VocabularyTokenizer(vocabulary, "the checkpoint's own vocabulary")
+    folder = _folder(beside)
+    if (folder / META).is_file():
+        return VocabularyTokenizer(_read_meta(folder / META), str(folder / META))
+    if (folder / TOKENIZER_JSON).is_file() or (folder / VOCAB_JSON).is_file():
+        return _named(str(folder))
+    if vocab_size == 256:
+        return BytesTokenizer()
+    raise BadData(
+        f"{beside} comes with no tokenizer, so text cannot be read",
+        hint="pass --tokenizer PATH (tokenizer.json, a folder with vocab.json and merges.txt, or meta.pkl), "
+        "or give token ids (.bin, .npy)",
+    )
+
+
+def _named(option: str) -> Tokenizer:
+    if option == "bytes":
+        return BytesTokenizer()
+    path = Path(option)
+    if path.is_dir():
+        there = [path / name for name in (TOKENIZER_JSON, VOCAB_JSON, META) if (path / name).is_file()]
+        if not there:
+            raise BadData(
+                f"--tokenizer {path} is a folder without {TOKENIZER_JSON}, {VOCAB_JSON} or {META}",
+                hint="name the tokenizer file itself",
+            )
+        path = there[0]
+    if not path.is_file():
+        raise BadData(f"--tokenizer {path}: there is no such file", hint="check the path, or use the word bytes")
+    if path.suffix == ".pkl":
+        return VocabularyTokenizer(_read_meta(path), str(path))
+    return FileTokenizer(_read_tokenizer(path), str(path))
+
+
+def _read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
+    import tokenizers
+
+    try:
+        if path.name == VOCAB_JSON:
+            model = tokenizers.models.BPE.from_file(str(path), str(path.with_name(MERGES_TXT)))
+            inner = tokenizers.Tokenizer(model)
+            inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            inner.decoder = tokenizers.decoders.ByteLevel()
+            return inner
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises plain Exception for whatever is wrong with a file
+        raise BadData(
+            f"--tokenizer {path} cannot be read: {error}", hint="check that it is a tokenizer file"
+        ) from error
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Rebuilds plain values only: every class or function that a pickle asks for is refused."""
+
+    def find_class(self, module: str, name: str) -> object:
+        """Refuse."""
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _read_meta(path: Path) -> dict[str, int]:
+    """Token -> id of nanoGPT's `meta.pkl` (also as JSON). Raises BadData."""
+    raw = path.read_bytes()
+    try:
+        plain = json.loads(raw) if raw[:1] == b"{" else _PlainUnpickler(io.BytesIO(raw)).load()
+        found = vocabulary_in(plain) if isinstance(plain, dict) else {}
+    except Exception as error:  # a damaged pickle can raise anything
+        raise BadData(
+            f"{path} cannot be read as a vocabulary: {error}", hint="name another with --tokenizer"
+        ) from error
+    if not found:
+        raise BadData(f"{path} holds neither stoi nor chars", hint="name another tokenizer with --tokenizer")
+    return found
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent

@@ -1,0 +1,354 @@
+"""Tune: all weights are trained for a few dozen steps to win back the old model's loss.
+
+`finetune` is a generator of events; the bar, the log, the plot and the tests all live on them. When it is done the
+model holds the weights of the best validation.
+
+    loss = (1 − w) · cross-entropy + w · KL(teacher ‖ model)       with a teacher, w = `distill`
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modernize.choices import DeviceName, OptimizerName, PrecisionName
+from modernize.data import IGNORED, Corpus, Windows, windows
+from modernize.devices import (
+    autocast,
+    choose_device,
+    choose_precision,
+    gradient_scaler,
+    should_compile,
+    transfer,
+)
+from modernize.errors import BadData, TrainingStopped, UsageError
+from modernize.measure import Progress, corpus_for, mean_loss, silent, token_losses
+from modernize.model import ModernGPT
+from modernize.old import OldGPT
+from modernize.optim import build_optimizers
+from modernize.tokenizer import Tokenizer
+
+Stopped = Literal["steps"]
+TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
+FEWEST_WINDOWS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to train. Zero means chosen: `batch_size` and `block_size` from the model, `warmup` and `eval_every` from `steps`."""
+
+    steps: int = 200
+    batch_size: int = 0
+    block_size: int = 0
+    grad_accum: int = 1
+    lr: float = 1e-3
+    optimizer: OptimizerName = "auto"
+    distill: float = 0.5
+    warmup: int = 0
+    grad_clip: float = 1.0
+    seed: int = 0
+    device: DeviceName = "auto"
+    dtype: PrecisionName = "auto"
+    compile: bool | None = None
+    eval_every: int = 0
+    val_tokens: int = 1 << 18
+
+    def check(self) -> None:
+        """Raise UsageError for a number that cannot be."""
+        for name, low in (
+            ("steps", 1),
+            ("batch_size", 0),
+            ("block_size", 0),
+            ("grad_accum", 1),
+            ("warmup", 0),
+        ):
+            if getattr(self, name) < low:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)} is below {low}",
+                    hint="give a larger number",
+                )
+        if not 0 <= self.distill <= 1:
+            raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
+        if not self.lr > 0:
+            raise UsageError(f"--lr {self.lr} is not above 0", hint="1e-3 is the default")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """Before the first step: losses, and what was chosen."""
+
+    steps: int
+    before: float
+    old: float | None
+    batch_size: int
+    block_size: int
+    device: str
+    dtype: str
+    validation_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    """After an update: `loss` is what was minimised, `tokens` all that were seen so far."""
+
+    step: int
+    loss: float
+    lr: float
+    tokens: int
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """The validation loss after a step."""
+
+    step: int
+    loss: float
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The end: the model holds the weights of the best validation."""
+
+    steps: int
+    tokens: int
+    before: float
+    after: float
+    best: float
+    old: float | None
+    tokens_per_second: float
+    device: str
+    dtype: str
+    stopped: Stopped
+
+    @property
+    def recovery(self) -> float | None:
+        """Share of the gap to the old loss that was closed: 1 when it is reached; None without a teacher."""
+        if self.old is None:
+            return None
+        gap = self.before - self.old
+        return (self.before - self.best) / gap if gap > 0 else 1.0
+
+
+Event: TypeAlias = Started | Stepped | Validated | Notice | Finished
+
+
+def finetune(
+    model: ModernGPT,
+    data: str | Path | Corpus,
+    *,
+    teacher: OldGPT | None = None,
+    tokenizer: Tokenizer | None = None,
+    progress: Progress = silent,
+    settings: Settings | None = None,
+    **options: object,
+) -> Iterator[Event]:
+    """Train `model` on the training part of DATA, in place; `options` are fields of Settings.
+
+    Weights become float32 on the chosen device. Yields Started, then Stepped and Validated, then Finished.
+
+    Raises:
+        UsageError, BadData: before any work.
+        TrainingStopped: a loss or gradient that is not finite; the model then holds its best weights so far.
+    """
+    chosen = settings or Settings(**options)  # type: ignore[arg-type]
+    chosen.check()
+    corpus = corpus_for(model, data, tokenizer)
+    if teacher is not None and teacher.vocab_size != model.vocab_size:
+        raise UsageError(
+            f"the teacher knows {teacher.vocab_size} tokens and the model {model.vocab_size}",
+            hint="the teacher is the old model that this one was converted from",
+        )
+    return _Run(model, corpus, teacher, chosen, progress).events()
+
+
+def default_batch_size(block_size: int) -> int:
+    """Windows a step: about TOKENS_A_STEP tokens."""
+    return max(FEWEST_WINDOWS, TOKENS_A_STEP // block_size)
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Factor of the learning rate at a step, from 0: a linear rise over `warmup` steps, then a linear fall to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return (steps - step) / max(steps - warmup, 1)
+
+
+class _Run:
+    """One fine-tune: what is chosen, what is prepared, and the loop."""
+
+    def __init__(
+        self, model: ModernGPT, corpus: Corpus, teacher: OldGPT | None, settings: Settings, progress: Progress
+    ) -> None:
+        self.settings, self.progress = settings, progress
+        block = settings.block_size or model.block_size
+        if teacher is not None and block > teacher.block_size:
+            raise UsageError(
+                f"--block-size {block} is past the teacher's {teacher.block_size} positions",
+                hint=f"use --block-size {teacher.block_size}, or no --teacher",
+            )
+        if not len(corpus.train):
+            raise BadData(
+                f"{corpus.name} has no training part",
+                hint="give a folder with train.bin and val.bin, or a longer text",
+            )
+        self.train = self._windows(model, corpus, corpus.train, block)
+        self.val = self._windows(model, corpus, corpus.val, model.block_size)
+        self.device = choose_device(settings.device)
+        self.precision = choose_precision(settings.dtype, self.device)
+        self.model = model.to(device=self.device, dtype=torch.float32)
+        self.teacher = teacher.to(self.device, torch.float32) if teacher is not None else None
+        self.batch = settings.batch_size or default_batch_size(block)
+        self.warmup = settings.warmup or max(1, settings.steps // 20)
+        self.eval_every = settings.eval_every or max(1, settings.steps // 4)
+        self.limit = max(1, settings.val_tokens // model.block_size)
+        self.forward: Callable[[Tensor], Tensor] = self.model
+        if should_compile(settings.compile, self.device):
+            self.forward = torch.compile(self.model)
+        self.optimizers = build_optimizers(self.model, settings.optimizer, settings.lr, self.device)
+        self.scaler = gradient_scaler(self.device, self.precision)
+        self.random = np.random.default_rng(settings.seed)
+        self.tokens, self.seconds = 0, 0.0
+        self.best, self.best_state = math.inf, dict[str, Tensor]()
+
+    @staticmethod
+    def _windows(model: ModernGPT, corpus: Corpus, ids: np.ndarray, context: int) -> Windows:
+        return windows(ids, context, vocab_size=model.vocab_size, name=corpus.name)
+
+    def events(self) -> Iterator[Event]:
+        """The run, event by event."""
+        settings = self.settings
+        torch.manual_seed(settings.seed)
+        if len(self.val) > self.limit:
+            yield Notice(
+                text=f"validation uses the first {self.limit * self.val.context:,} tokens of "
+                f"{len(self.val) * self.val.context:,} (--val-tokens)"
+            )
+        before, old = self._validate(self.model), self._validate(self.teacher) if self.teacher else None
+        self._keep_if_best(before)
+        yield Started(
+            steps=settings.steps,
+            before=before,
+            old=old,
+            batch_size=self.batch,
+            block_size=self.train.context,
+            device=self.device.type,
+            dtype=str(self.precision).removeprefix("torch."),
+            validation_tokens=min(len(self.val), self.limit) * self.val.context,
+        )
+        after = before
+        try:
+            for step in range(settings.steps):
+                yield from self._first_call(step)
+                yield self._step(step)
+                if (step + 1) % self.eval_every == 0 or step + 1 == settings.steps:
+                    after = self._validate(self.model)
+                    yield Validated(step=step + 1, loss=after, best=self._keep_if_best(after))
+        finally:
+            self.model.load_state_dict(self.best_state)
+        yield Finished(
+            steps=settings.steps,
+            tokens=self.tokens,
+            before=before,
+            after=after,
+            best=self.best,
+            old=old,
+            tokens_per_second=self.tokens / max(self.seconds, 1e-9),
+            device=self.device.type,
+            dtype=str(self.precision).removeprefix("torch."),
+            stopped="steps",
+        )
+
+    def _first_call(self, step: int) -> Iterator[Notice]:
+        """Compile at the first step, and go on without where that fails."""
+        if step or self.forward is self.model:
+            return
+        sample = torch.zeros((1, self.train.context), dtype=torch.int64, device=self.device)
+        try:
+            with autocast(self.device, self.precision):
+                self.forward(sample)
+        except Exception as error:  # whatever the compiler raises, training works without it
+            self.forward = self.model
+            first = (str(error).splitlines() or [""])[0]
+            yield Notice(
+                text=f"torch.compile failed ({type(error).__name__}: {first[:120]}); training goes on without it"
+            )
+
+    def _step(self, step: int) -> Stepped:
+        """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""
+        start = time.perf_counter()
+        factor = schedule(step, self.settings.steps, self.warmup)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+            optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for _ in range(self.settings.grad_accum):
+            x, y = (transfer(torch.from_numpy(part), self.device) for part in self.train.draw(self.random, self.batch))
+            loss = self._loss(x, y) / self.settings.grad_accum
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+            self.tokens += x.numel()
+        self._update(step, total)
+        self.seconds += time.perf_counter() - start
+        return Stepped(
+            step=step + 1,
+            loss=total,
+            lr=self.settings.lr * factor,
+            tokens=self.tokens,
+            tokens_per_second=self.tokens / self.seconds,
+            seconds_left=self.seconds / (step + 1) * (self.settings.steps - step - 1),
+        )
+
+    def _update(self, step: int, loss: float) -> None:
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip).item()
+        # with a scaler, an overflow is its business: it skips the step and scales down
+        if not math.isfinite(loss) or not (math.isfinite(norm) or self.scaler.is_enabled()):
+            raise TrainingStopped(
+                f"step {step + 1}: the {'loss' if not math.isfinite(loss) else 'gradient'} is not a finite number",
+                hint=f"try a smaller learning rate, --lr {self.settings.lr / 4:g}, or --dtype float32",
+            )
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean over predicted tokens of the weighted loss; x and y are (B, T)."""
+        weight = self.settings.distill if self.teacher is not None else 0.0
+        with autocast(self.device, self.precision):
+            logits = self.forward(x).float()  # (B, T, vocab)
+        losses = (1 - weight) * token_losses(logits, y)  # (B, T)
+        if self.teacher is not None and weight:
+            with torch.no_grad(), autocast(self.device, self.precision):
+                wanted = self.teacher(x).float().log_softmax(-1)  # (B, T, vocab)
+            divergence = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)  # (B, T)
+            losses = losses + weight * divergence * (y != IGNORED)
+        return losses.sum() / (y != IGNORED).sum().clamp(min=1)
+
+    def _validate(self, model: ModernGPT | OldGPT) -> float:
+        with autocast(self.device, self.precision):
+            return mean_loss(model, self.val, limit=self.limit, progress=self.progress).loss
+
+    def _keep_if_best(self, loss: float) -> bool:
+        if not loss < self.best and self.best_state:
+            return False
+        self.best = loss
+        self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        return True

@@ -1,0 +1,158 @@
+"""A fine-tune from file to file: load, train, log, write, as one stream of events."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+from modernize.choices import DataDType, Weights
+from modernize.data import load_corpus
+from modernize.errors import OutputRefused, UsageError
+from modernize.facts import Facts
+from modernize.loading import load_whole
+from modernize.model import ModernGPT
+from modernize.old import OldGPT
+from modernize.plot import check_plot, plot_losses
+from modernize.stored import Stored
+from modernize.tokenizer import find_tokenizer
+from modernize.train import Event, Finished, Notice, Settings, finetune
+from modernize.write import check_output, model_metadata, write_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to train, on what, and where the result goes."""
+
+    checkpoint: Path
+    data: str
+    output: Path
+    teacher: Path | None
+    tokenizer: str | None
+    data_dtype: DataDType
+    facts: Facts
+    weights: Weights
+    log: Path | None
+    plot: Path | None
+    force: bool
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What came out, and that it is written."""
+
+    input: Path
+    output: Path
+    finished: Finished
+
+    def to_json(self) -> dict[str, Any]:
+        """As CLI.md promises it."""
+        end = self.finished
+        return {
+            "input": str(self.input),
+            "output": str(self.output),
+            "steps": end.steps,
+            "tokens": end.tokens,
+            "loss": {"before": end.before, "after": end.after, "best": end.best, "old": end.old},
+            "recovery": end.recovery,
+            "tokens_per_second": end.tokens_per_second,
+            "device": end.device,
+            "dtype": end.dtype,
+            "stopped": end.stopped,
+        }
+
+
+TuneEvent: TypeAlias = Event | Tuned
+
+
+def tune(job: Job) -> Iterator[TuneEvent]:
+    """Train, and write the weights of the best validation in the dtype that the checkpoint had. Yields Tuned last.
+
+    Raises what `load`, `load_corpus`, `finetune` and `write_model` raise; outputs are checked before any work.
+    """
+    inputs = (job.checkpoint, *([job.teacher] if job.teacher else []))
+    for output in (job.output, job.log, job.plot):
+        if output is not None:
+            check_output(output, inputs=inputs, force=job.force)
+    if job.plot:
+        check_plot()
+    model, stored = _modern(job.checkpoint)
+    dtype = next(model.parameters()).dtype
+    teacher = None
+    if job.teacher:
+        teacher, warnings = _teacher(job.teacher, job.facts, job.weights)
+        yield from (Notice(text=text) for text in warnings)
+    corpus = load_corpus(
+        job.data,
+        tokenizer=lambda: find_tokenizer(
+            job.tokenizer, vocabulary=stored.vocabulary, beside=job.checkpoint, vocab_size=model.vocab_size
+        ),
+        vocab_size=model.vocab_size,
+        dtype=job.data_dtype,
+    )
+    seen: list[Event] = []
+    with ExitStack() as stack:
+        log = stack.enter_context(job.log.open("w", encoding="utf-8")) if job.log else None
+        for event in finetune(model, corpus, teacher=teacher, settings=job.settings):
+            seen.append(event)
+            _log(log, event)
+            yield event
+    finished = next(event for event in seen if isinstance(event, Finished))
+    state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.to_state().items()}
+    write_model(job.output, state, _metadata(model, stored, finished, job.settings))
+    if job.plot:
+        plot_losses(seen, job.plot)
+    yield Tuned(input=job.checkpoint, output=job.output, finished=finished)
+
+
+def _modern(path: Path) -> tuple[ModernGPT, Stored]:
+    """A model that modernize wrote. Raises UsageError for any other."""
+    loaded = load_whole(path)
+    if loaded.stored is None or not isinstance(loaded.model, ModernGPT):
+        raise UsageError(
+            f"{path} is an old model, and only a converted one is fine-tuned",
+            hint=f"convert it first: modernize convert {path} NEW.safetensors",
+        )
+    return loaded.model, loaded.stored
+
+
+def _teacher(path: Path, facts: Facts, weights: Weights) -> tuple[OldGPT, tuple[str, ...]]:
+    """The old model, and the warnings about it. Raises UsageError for a modern one."""
+    loaded = load_whole(path, facts=facts, weights=weights)
+    if not isinstance(loaded.model, OldGPT):
+        raise UsageError(
+            f"--teacher {path} is a modern model", hint="the teacher is the old checkpoint that CKPT was made from"
+        )
+    return loaded.model, loaded.warnings
+
+
+def _log(log: TextIO | None, event: Event) -> None:
+    if log is not None:
+        row = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+        try:
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+        except OSError as error:
+            raise OutputRefused(f"the log cannot be written: {error.strerror}", hint="check the space there") from error
+
+
+def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Settings) -> dict[str, str]:
+    """The metadata of the checkpoint, and what was done to it here."""
+    return model_metadata(
+        model.config,
+        sha256=stored.sha256,
+        dialect=stored.dialect,
+        init=stored.init,
+        vocabulary=stored.vocabulary,
+        history={
+            "finetune": {
+                "steps": finished.steps,
+                "tokens": finished.tokens,
+                "loss": {"before": finished.before, "best": finished.best, "old": finished.old},
+                "settings": asdict(settings),
+            }
+        },
+    )

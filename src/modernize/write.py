@@ -1,0 +1,109 @@
+"""Write: one safetensors file, whole or not at all.
+
+The bytes are laid out here and not by the safetensors package because that writes metadata in an order that changes
+from run to run, and the same conversion has to give the same bytes. (Layout: 8 bytes of length, a JSON header, data.)
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modernize import __version__
+from modernize.errors import OutputRefused
+from modernize.spec import ModernConfig, State
+from modernize.stored import METADATA_KEY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPE_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def check_output(path: Path, *, inputs: tuple[Path, ...], force: bool) -> None:
+    """Refuse an output before any work is done.
+
+    Raises OutputRefused when it is one of the inputs (also through links), exists without `force`, is no regular file,
+    or has no folder to stand in.
+    """
+    for source in inputs:
+        if path.exists() and source.exists() and path.samefile(source):
+            raise OutputRefused(f"the output {path} is the input {source}", hint="give the output another name")
+    if path.is_dir() or (path.exists() and not path.is_file()):
+        raise OutputRefused(f"the output {path} is not a regular file", hint="give the name of a file")
+    if path.exists() and not force:
+        raise OutputRefused(f"the output {path} exists already", hint="give another name, or --force to replace it")
+    if not path.parent.is_dir():
+        raise OutputRefused(f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'")
+
+
+def model_metadata(
+    config: ModernConfig,
+    *,
+    sha256: str,
+    dialect: str,
+    init: str,
+    vocabulary: Mapping[str, int],
+    history: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """All that is needed to load a modern file, and where it came from, as safetensors metadata."""
+    facts = {
+        "schema": 1,
+        "version": __version__,
+        "config": config.to_json(),
+        "source": {"sha256": sha256, "dialect": dialect},
+        "init": init,
+        "vocabulary": dict(vocabulary),
+        **(history or {}),
+    }
+    return {"format": "pt", METADATA_KEY: json.dumps(facts, ensure_ascii=True, sort_keys=True)}
+
+
+def write_model(path: Path, state: State, metadata: Mapping[str, str]) -> None:
+    """Write a State beside its final place, and move it there when it is whole.
+
+    Raises OutputRefused when it cannot be written; what was there before is then still there.
+    """
+    target = Path(os.path.realpath(path))  # a link is written through, not replaced
+    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as stream:
+            stream.write(_header(state, metadata))
+            for tensor in state.values():
+                stream.write(_bytes(tensor))
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(target)
+    except OSError as error:
+        raise OutputRefused(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="check the space and the permissions there",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def _header(state: State, metadata: Mapping[str, str]) -> bytes:
+    rows: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, tensor in state.items():
+        size = tensor.numel() * tensor.element_size()
+        rows[name] = {
+            "dtype": DTYPE_NAMES[str(tensor.dtype).removeprefix("torch.")],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    text = json.dumps(rows, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    text += b" " * (-len(text) % 8)  # data starts at a multiple of eight
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(tensor: "Tensor") -> Any:  # noqa: ANN401  (a buffer: an array of bytes)
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
