@@ -41,7 +41,7 @@ FEWEST_WINDOWS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to train. Zero means chosen: `batch_size` and `block_size` from the model, `warmup` and `eval_every` from `steps`."""
+    """How to train. Zero means chosen: sizes from the model, `warmup` and `eval_every` from `steps`."""
 
     steps: int = 200
     batch_size: int = 0

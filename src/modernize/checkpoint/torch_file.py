@@ -48,10 +48,8 @@ def load_torch(path: Path, *, legacy: bool) -> Root:
         UnsafeFile: an object of a class that only running code could rebuild; the sentence names it.
         UnreadableFile: damaged, or not a dictionary.
     """
-    import torch
-
     try:
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=not legacy)
+        loaded = _load(path, legacy=legacy)
     except pickle.UnpicklingError as error:
         raise _refusal(path, str(error)) from error
     except MemoryError as error:
@@ -67,6 +65,15 @@ def load_torch(path: Path, *, legacy: bool) -> Root:
             hint=_SAVE_AGAIN,
         )
     return Root(path, loaded, TorchSource)
+
+
+def _load(path: Path, *, legacy: bool) -> Any:  # noqa: ANN401  (whatever the file holds)
+    import torch
+
+    if path.suffix != ".safetensors":
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=not legacy)
+    with path.open("rb") as stream:  # by such a name torch would take the file for safetensors, whatever it holds
+        return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 def _refusal(path: Path, message: str) -> UnsafeFile | UnreadableFile:

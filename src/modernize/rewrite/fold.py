@@ -37,8 +37,11 @@ def fold_shift(state: State, spec: GPTSpec) -> State:
 def fold_gain(state: State, spec: GPTSpec) -> State:
     """A norm's gain g goes into its readers: `W(g⊙n) = (W·diag g) n`, and the gain is one.
 
-    The final norm keeps its gain where the head is tied: the matrix is the embedding's too.
+    The final norm keeps its gain where the head is tied: the matrix is the embedding's too. Raises ValueError for a
+    State with shifts, which have to be folded with the matrices as they were.
     """
+    if any(_is_norm_bias(name) for name in state):
+        raise ValueError("fold_shift comes before fold_gain")
     new = dict(state)
     for norm, reader, weight in _read(state, spec, final="head.weight" in state):
         gain = state[f"{norm}.weight"]

@@ -1,0 +1,61 @@
+"""Fixtures that many tests share. Tiny models are made in `tiny.py`; nothing is downloaded."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parent.parent
+CHECKPOINTS = Path(os.environ.get("MODERNIZE_CHECKPOINTS", ROOT.parent / "shared" / "checkpoints"))
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        import json
+
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command line in this process: `run("inspect", path)` gives code, out, err."""
+    from modernize.cli import main
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["modernize", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return Result(int(end.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def checkpoints() -> Path:
+    """The folder of real checkpoints; tests that need it skip where there is none."""
+    if not CHECKPOINTS.is_dir():
+        pytest.skip("no real checkpoints here (MODERNIZE_CHECKPOINTS)")
+    return CHECKPOINTS
+
+
+@pytest.fixture
+def nano(tmp_path):
+    """A tiny nanoGPT checkpoint with biases and a tied head, as a path."""
+    import tiny
+
+    return tiny.save_nano(tmp_path / "nano.pt", tiny.spec())

@@ -1,0 +1,314 @@
+"""Reading: formats, wrappers, prefixes; and a sentence for everything that is no checkpoint."""
+
+import argparse
+import gzip
+import io
+import json
+import pickle
+import zipfile
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import save_file, save_model
+
+from modernize.checkpoint import open_checkpoint
+from modernize.errors import AmbiguousInput, InputRefused, UnreadableFile, UnsafeFile
+from modernize.facts import Facts
+from modernize.recognise import recognise
+
+SPEC = tiny.spec()
+STATE = tiny.jittered(SPEC)
+KEYS = tiny.as_dialect(STATE, SPEC, tiny.dialect("nanogpt"))
+FACTS = Facts(n_head=4, activation="gelu")
+
+
+def state_of(path, **kw):
+    return recognise(open_checkpoint(path, **kw), FACTS).state()
+
+
+def same(state):
+    return list(state) == list(STATE) and all(torch.equal(state[n], STATE[n]) for n in STATE)
+
+
+def prefixed(prefix):
+    return {prefix + name: tensor for name, tensor in KEYS.items()}
+
+
+# ------------------------------------------------------------------------------------------ what is read
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors", "m"], ids=str)
+def test_torch_files_by_content_whatever_their_name(tmp_path, legacy, name):
+    torch.save({"model": KEYS}, tmp_path / name, _use_new_zipfile_serialization=not legacy)
+    checkpoint = open_checkpoint(tmp_path / name)
+    assert checkpoint.format == ("torch legacy" if legacy else "torch zip")
+    assert same(state_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt"])
+def test_safetensors_by_content(tmp_path, name):
+    save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / name)
+    assert open_checkpoint(tmp_path / name).format == "safetensors"
+    assert same(state_of(tmp_path / name))
+
+
+def test_safetensors_whose_shared_tensor_was_left_out(tmp_path):
+    """`save_model` keeps one name of a tied pair, not always the embedding's, and notes the other in the metadata."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(2, 3, bias=False)
+            self.b = torch.nn.Linear(2, 3, bias=False)
+            self.b.weight = self.a.weight
+
+    save_model(Tied(), str(tmp_path / "m.safetensors"))
+    checkpoint = open_checkpoint(tmp_path / "m.safetensors")
+    assert set(checkpoint.tensors) == {"a.weight", "b.weight"}
+    assert checkpoint.equal("a.weight", "b.weight")
+    assert torch.equal(checkpoint.read("a.weight"), checkpoint.read("b.weight"))
+
+
+def test_names_shapes_and_dtypes_are_known_without_reading(tmp_path):
+    save_file({"a": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}, tmp_path / "m.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "m.safetensors")
+    assert {n: (i.shape, i.dtype) for n, i in checkpoint.tensors.items()} == {
+        "a": ((2, 3), "float32"),
+        "b": ((4,), "bfloat16"),
+    }
+
+
+@pytest.mark.parametrize("wrapper", ["model", "model_state_dict", "model_state", "state_dict", ""])
+def test_wrappers(tmp_path, wrapper):
+    torch.save({wrapper: KEYS, "epoch": 3} if wrapper else KEYS, tmp_path / "m.pt")
+    assert same(state_of(tmp_path / "m.pt"))
+
+
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "module.module.", "_orig_mod.module.", "module._orig_mod."]
+)
+def test_prefixes_in_front(tmp_path, prefix):
+    torch.save({"model": prefixed(prefix)}, tmp_path / "m.pt")
+    assert same(state_of(tmp_path / "m.pt"))
+
+
+def test_a_prefix_in_the_middle_of_a_key(tmp_path):
+    keys = {name.replace(".h.0.", ".h.0._orig_mod."): tensor for name, tensor in KEYS.items()}
+    torch.save(keys, tmp_path / "m.pt")
+    assert same(state_of(tmp_path / "m.pt"))
+
+
+def test_keys_that_become_one_are_both_named(tmp_path):
+    torch.save({**KEYS, "module.transformer.wte.weight": torch.zeros(61, 32)}, tmp_path / "m.pt")
+    with pytest.raises(AmbiguousInput, match=r"transformer\.wte\.weight and module\.transformer\.wte\.weight"):
+        open_checkpoint(tmp_path / "m.pt")
+
+
+def test_trained_or_averaged_weights(tmp_path):
+    other = tiny.as_dialect(tiny.jittered(SPEC, seed=9), SPEC, tiny.dialect("nanogpt"))
+    torch.save({"model": other, "ema": KEYS}, tmp_path / "m.pt")
+    assert not same(state_of(tmp_path / "m.pt"))
+    assert same(state_of(tmp_path / "m.pt", weights="ema"))
+    torch.save({"model": KEYS}, tmp_path / "n.pt")
+    with pytest.raises(UnreadableFile, match="no averaged weights"):
+        open_checkpoint(tmp_path / "n.pt", weights="ema")
+
+
+def test_two_sets_of_weights_are_ambiguous(tmp_path):
+    torch.save({"model": KEYS, "state_dict": KEYS}, tmp_path / "m.pt")
+    with pytest.raises(AmbiguousInput, match="model, state_dict"):
+        open_checkpoint(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize(
+    "notes", [{"stoi": {"a": 0, "b": 1}}, {"chars": "ab"}, {"config": {"chars": ["a", "b"]}}, {"itos": {0: "a", 1: "b"}}]
+)
+def test_a_vocabulary_inside(tmp_path, notes):
+    torch.save({"model": KEYS, **notes}, tmp_path / "m.pt")
+    assert open_checkpoint(tmp_path / "m.pt").vocabulary == {"a": 0, "b": 1}
+
+
+def test_sha256_is_that_of_the_file(tmp_path):
+    import hashlib
+
+    torch.save(KEYS, tmp_path / "m.pt")
+    assert open_checkpoint(tmp_path / "m.pt").sha256() == hashlib.sha256((tmp_path / "m.pt").read_bytes()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------ a Hugging Face folder
+
+
+def hf_folder(path, *, weights="model.safetensors", seed=0, **config):
+    spec = tiny.spec(activation="gelu_tanh")
+    keys = tiny.as_dialect(tiny.jittered(spec, seed), spec, tiny.dialect("gpt2"))
+    keys.pop("lm_head.weight")
+    path.mkdir(exist_ok=True)
+    plain = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 16, "vocab_size": 61}
+    plain |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+    (path / "config.json").write_text(json.dumps({**plain, **config}))
+    if weights.endswith(".bin"):
+        torch.save(keys, path / weights)
+    else:
+        save_file({n: t.clone() for n, t in keys.items()}, path / weights)
+    return path
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_folder(tmp_path, weights):
+    found = recognise(open_checkpoint(hf_folder(tmp_path / "hf", weights=weights)))
+    assert (found.dialect.name, found.spec.activation, found.spec.n_head, found.spec.tied) == (
+        "gpt2",
+        "gelu_tanh",
+        4,
+        True,
+    )
+    assert found.warnings == ()
+    assert same(found.state())
+
+
+def test_both_kinds_of_weights_are_told(tmp_path):
+    hf_folder(tmp_path / "hf", weights="pytorch_model.bin", seed=9)
+    hf_folder(tmp_path / "hf")
+    found = recognise(open_checkpoint(tmp_path / "hf"))
+    assert "model.safetensors was read" in found.warnings[0]
+    assert same(found.state())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "llama"}, "'llama'"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ({"activation_function": "quick_gelu"}, "quick_gelu"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ],
+)
+def test_a_folder_that_cannot_be_carried_over(tmp_path, config, said):
+    with pytest.raises(InputRefused, match=said):
+        recognise(open_checkpoint(hf_folder(tmp_path / "hf", **config)))
+
+
+def test_a_folder_without_parts(tmp_path):
+    with pytest.raises(UnreadableFile, match=r"without config\.json"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnreadableFile, match=r"neither model\.safetensors nor pytorch_model\.bin"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UnreadableFile, match="sharded"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{not json")
+    with pytest.raises(UnreadableFile, match="cannot be read"):
+        open_checkpoint(tmp_path)
+
+
+def test_code_in_a_folder_is_never_run(tmp_path):
+    hf_folder(tmp_path / "hf", auto_map={"AutoModelForCausalLM": "evil.Model"})
+    for name in ("evil.py", "config.py"):
+        (tmp_path / "hf" / name).write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
+    recognise(open_checkpoint(tmp_path / "hf"))
+    assert not (tmp_path / "canary").exists()
+
+
+# ------------------------------------------------------------------------------------------ what is refused
+
+
+class GPTConfig:
+    def __init__(self):
+        self.n_head = 4
+
+
+class Evil:
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return open, (str(self.canary), "w")
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_class_in_the_way_is_named_and_not_run(tmp_path, legacy):
+    for beside, said in ((GPTConfig(), "GPTConfig"), (argparse.Namespace(n_head=4), "argparse.Namespace")):
+        torch.save({"model": KEYS, "config": beside}, tmp_path / "m.pt", _use_new_zipfile_serialization=not legacy)
+        with pytest.raises(UnsafeFile, match=said) as caught:
+            open_checkpoint(tmp_path / "m.pt")
+        assert "state_dict()" in caught.value.hint
+        assert "weights_only" not in caught.value.sentence + caught.value.hint
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_code_in_a_file_is_not_run(tmp_path, legacy):
+    evil = {"model": KEYS, "config": Evil(tmp_path / "canary")}
+    torch.save(evil, tmp_path / "m.pt", _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(UnsafeFile, match="open"):
+        open_checkpoint(tmp_path / "m.pt")
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_whole_module_is_refused_with_advice(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "m.pt")
+    with pytest.raises(UnsafeFile, match="Linear") as caught:
+        open_checkpoint(tmp_path / "m.pt")
+    assert "state_dict()" in caught.value.hint
+
+
+def zip_of(**members):
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return raw.getvalue()
+
+
+STRANGERS = {
+    "empty": (b"", "empty"),
+    "text": (b"hello, this is my model\n", "text file"),
+    "html": (b"<!DOCTYPE html><html></html>", "HTML"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git-LFS"),
+    "gguf": (b"GGUF" + bytes(60), "GGUF"),
+    "gzip": (gzip.compress(b"x" * 100), "gzip"),
+    "llm.c": ((20240326).to_bytes(4, "little") + bytes(1020), r"llm\.c"),
+    "other zip": (zip_of(**{"a/b.txt": b"x"}), "something else"),
+    "torchscript": (zip_of(**{"m/data.pkl": b"", "m/constants.pkl": b"", "m/code/x.py": b""}), "TorchScript"),
+    "pickle": (pickle.dumps({"a": 1}), "bare pickle"),
+    "noise": (bytes(range(256)) * 4, "neither"),
+    "seven bytes": (b"\x10\0\0\0\0\0\0", "neither"),
+}
+
+
+@pytest.mark.parametrize(("data", "said"), STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
+def test_other_kinds_of_files_are_named(tmp_path, data, said, name):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UnreadableFile, match=said):
+        open_checkpoint(tmp_path / name)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(UnreadableFile, match=r"no file .*gone\.pt"):
+        open_checkpoint(tmp_path / "gone.pt")
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
+def test_files_cut_short(tmp_path, kind, share):
+    path = tmp_path / "m"
+    if kind == "safetensors":
+        save_file({n: t.clone() for n, t in KEYS.items()}, path)
+    else:
+        torch.save(KEYS, path, _use_new_zipfile_serialization=kind == "zip")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(UnreadableFile, match="damaged"):
+        open_checkpoint(path)
+
+
+def test_no_dictionary_and_no_weights(tmp_path):
+    torch.save(torch.ones(3), tmp_path / "m.pt")
+    with pytest.raises(UnreadableFile, match="one Tensor"):
+        open_checkpoint(tmp_path / "m.pt")
+    torch.save({"epoch": 3, "lr": 0.1}, tmp_path / "m.pt")
+    with pytest.raises(UnreadableFile, match="'epoch', 'lr'"):
+        open_checkpoint(tmp_path / "m.pt")

@@ -1,0 +1,161 @@
+"""Every dialect's table: it recognises the checkpoint that it makes itself, and nothing is forgotten."""
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+import modernize.dialects as package
+from modernize.checkpoint import open_checkpoint
+from modernize.dialects import DIALECTS, cover
+from modernize.errors import UnknownLayout
+from modernize.facts import Facts
+from modernize.recognise import recognise
+from modernize.rewrite.plan import Plan
+
+FOLDER = Path(package.__file__).parent
+SHARED = {"__init__.py", "ops.py", "table.py", "setting_names.py"}
+by_name = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.name)
+
+
+def spec_for(dialect, **change):
+    """A spec that the dialect's programs could have trained."""
+    if True not in dialect.tied:
+        change["tied"] = False
+    facts = {a.field: a.value for a in dialect.assumptions}
+    return tiny.spec(**{**facts, **change})
+
+
+def saved(tmp_path, keys):
+    torch.save(keys, tmp_path / "model.pt")
+    return open_checkpoint(tmp_path / "model.pt")
+
+
+def facts_for(spec, dialect):
+    return Facts(dialect=dialect.name, n_head=spec.n_head, activation=spec.activation)
+
+
+@by_name
+@pytest.mark.parametrize("biases", [tiny.ALL_BIASES, (), (*tiny.ALL_BIASES, "head")], ids=["biases", "none", "head too"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_dialect_recognises_what_its_table_makes(tmp_path, dialect, biases, tied):
+    spec = spec_for(dialect, biases=biases, tied=tied)
+    state = tiny.jittered(spec)
+    checkpoint = saved(tmp_path, tiny.as_dialect(state, spec, dialect))
+    found = recognise(checkpoint, facts_for(spec, dialect))
+    assert found.dialect is dialect
+    assert found.spec == spec
+    back = found.state()
+    assert list(back) == list(spec.shapes())
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+@by_name
+def test_every_required_key_is_missed_by_name(dialect):
+    spec = spec_for(dialect, biases=())
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, dialect)
+    optional = {r.source for r in dialect.rules if r.optional}
+    for key in keys:
+        found = cover(dialect, [k for k in keys if k != key])
+        if not any(r.pattern.fullmatch(key) for r in dialect.rules if r.source in optional):
+            assert found.missing == (key,)
+
+
+@by_name
+def test_a_bias_in_one_layer_only_is_missed_in_the_other(dialect):
+    spec = spec_for(dialect)
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, dialect)
+    gone = next(k for k in keys if ".1." in k and k.endswith("bias"))
+    assert cover(dialect, [k for k in keys if k != gone]).missing == (gone,)
+
+
+@by_name
+def test_an_extra_key_is_named(tmp_path, dialect):
+    spec = spec_for(dialect)
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, dialect)
+    block = next(k for k in keys if ".1." in k).split(".1.")[0] + ".1.gate.weight"
+    with pytest.raises(UnknownLayout, match=block) as caught:
+        recognise(saved(tmp_path, keys | {block: torch.ones(4, 4)}), facts_for(spec, dialect))
+    assert dialect.name in str(caught.value)
+
+
+@by_name
+def test_a_layer_that_is_missing_as_a_whole_is_named(tmp_path, dialect):
+    spec = spec_for(dialect, n_layer=3)
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, dialect)
+    with pytest.raises(UnknownLayout, match=r"\.1\."):
+        recognise(saved(tmp_path, {k: v for k, v in keys.items() if ".1." not in k}), facts_for(spec, dialect))
+
+
+@by_name
+def test_no_two_rows_claim_one_key(dialect):
+    spec = spec_for(dialect, biases=(*tiny.ALL_BIASES, "head"))
+    keys = list(tiny.as_dialect(tiny.jittered(spec), spec, dialect))
+    keys += [rule.key() for rule in dialect.rules if not rule.targets]
+    for key in keys:
+        assert sum(bool(rule.pattern.fullmatch(key)) for rule in dialect.rules) == 1
+
+
+@by_name
+def test_buffers_are_ignored(tmp_path, dialect):
+    spec = spec_for(dialect)
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, dialect)
+    buffers = {r.key(i=i, j=j): torch.ones(16, 16, dtype=torch.uint8) for r in dialect.rules if not r.targets
+               for i, j in itertools.product(range(2), range(4 if "{j}" in r.source else 1))}
+    found = recognise(saved(tmp_path, keys | buffers), facts_for(spec, dialect))
+    assert found.spec == spec
+
+
+@by_name
+def test_every_key_has_a_fate(tmp_path, dialect):
+    from modernize.inspection import fates_of
+
+    spec = spec_for(dialect)
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, dialect)
+    found = recognise(saved(tmp_path, keys), facts_for(spec, dialect))
+    for plan in (Plan(), Plan(bias="keep"), Plan(init="reset")):
+        fates = fates_of(found, plan)
+        assert [f.name for f in fates] == list(keys)
+        made = {new for f in fates for new in f.becomes}
+        wanted = plan.config(spec).shapes()
+        computed = {"head.bias"} | {n for n in wanted if n.endswith("bias")}  # made from shifts, where there was none
+        assert set(wanted) - made <= computed | {n for n in wanted if n.endswith("gain")}
+        assert made <= set(wanted)
+
+
+@by_name
+def test_rows_target_the_canonical_names_and_only_once(dialect):
+    wanted = {name.replace(".0.", ".{i}.") for name in tiny.spec(n_layer=1, tied=False).shapes()}
+    wanted |= {name.removesuffix("weight") + "bias" for name in wanted if name.endswith("weight")}
+    targets = [t.format(i="{i}", p=p) for r in dialect.rules for t in r.targets for p in ("weight", "bias")]
+    assert set(targets) <= wanted
+    plain = [t for r in dialect.rules for t in r.targets]
+    assert len(set(plain)) == len(plain)
+
+
+def test_every_file_of_rows_is_listed():
+    homes = {Path(f"{name}.py").name for name in (d.name.replace("-", "_") for d in DIALECTS)}
+    assert homes == {p.name for p in FOLDER.glob("*.py")} - SHARED
+
+
+@pytest.mark.parametrize("path", sorted(p for p in FOLDER.glob("*.py") if p.name not in SHARED), ids=lambda p: p.name)
+def test_a_dialect_file_is_rows_and_nothing_else(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    forbidden = (ast.For, ast.While, ast.If, ast.FunctionDef, ast.ListComp, ast.DictComp, ast.GeneratorExp)
+    assert not [node for node in ast.walk(ast.parse(text)) if isinstance(node, forbidden)]
+    assert ".replace(" not in text
+
+
+def test_names_are_distinct():
+    assert len({d.name for d in DIALECTS}) == len(DIALECTS)
+
+
+def test_the_command_lists_them_all(run):
+    listed = run("dialects", "--json").json
+    assert [d["name"] for d in listed["dialects"]] == [d.name for d in DIALECTS]
+    shown = run("dialects").out
+    assert all(rule.source in shown for d in DIALECTS for rule in d.rules if rule.targets)

@@ -1,0 +1,138 @@
+"""OldGPT and ModernGPT against forward passes written apart."""
+
+from dataclasses import replace
+
+import pytest
+import reference
+import tiny
+import torch
+
+from modernize.errors import UsageError
+from modernize.model import ModernGPT
+from modernize.old import OldGPT
+from modernize.rewrite.apply import rewrite
+from modernize.rewrite.plan import Plan
+from modernize.spec import ModernConfig
+
+VARIANTS = {
+    "all biases, tied": {},
+    "no biases": {"biases": ()},
+    "untied, head bias": {"tied": False, "biases": (*tiny.ALL_BIASES, "head")},
+    "tanh": {"activation": "gelu_tanh"},
+    "relu, scores over √width": {"activation": "relu", "attn_scale": "embd"},
+    "another MLP and eps": {"n_inner": 48, "norm_eps": 1e-3},
+}
+
+
+def modern(**change):
+    base = Plan(bias="keep").config(tiny.spec())
+    config = replace(base, **change)
+    random = torch.Generator().manual_seed(8)
+    state = {}
+    for name, shape in config.shapes().items():
+        noise = torch.randn(shape, generator=random, dtype=torch.float64)
+        state[name] = noise / shape[-1] ** 0.5 if len(shape) == 2 else 0.2 * noise + name.endswith("gain")
+    return config, state
+
+
+@pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
+def test_old_model_gives_the_reference_logits(change):
+    spec = tiny.spec(**change)
+    state = tiny.jittered(spec, dtype=torch.float64)
+    ids = tiny.ids(spec)
+    found = OldGPT.from_state(spec, state)(ids)
+    torch.testing.assert_close(found, torch.from_numpy(reference.old_logits(state, spec, ids)), rtol=0, atol=1e-9)
+
+
+def test_old_model_has_no_positions_past_its_table():
+    spec = tiny.spec()
+    model = OldGPT.from_state(spec, tiny.jittered(spec))
+    with pytest.raises(UsageError, match="16 positions and was given 17"):
+        model(tiny.ids(spec, length=17))
+
+
+@pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
+def test_a_spec_counts_what_its_model_holds(change):
+    spec = tiny.spec(**change)
+    assert sum(p.numel() for p in OldGPT(spec).parameters()) == spec.parameters()
+
+
+MODERN = {
+    "as converted": {},
+    "untied": {"tied": False},
+    "no biases": {"biases": ()},
+    "every bias": {"biases": ("q", "k", "v", "o", "up", "down", "head")},
+    "two key/value heads for four": {"n_kv_head": 2},
+    "one key/value head": {"n_kv_head": 1},
+    "another base": {"rope_base": 500.0},
+    "relu": {"activation": "relu"},
+}
+
+
+@pytest.mark.parametrize("change", MODERN.values(), ids=MODERN)
+def test_modern_model_gives_the_reference_logits(change):
+    config, state = modern(**change)
+    ids = tiny.ids(tiny.spec())
+    model = ModernGPT.from_state(config, state)
+    wanted = torch.from_numpy(reference.modern_logits(state, config, ids))
+    torch.testing.assert_close(model(ids), wanted, rtol=0, atol=1e-5)  # tables are float32
+    assert sum(p.numel() for p in model.parameters()) == config.parameters()
+    assert {n: tuple(t.shape) for n, t in model.to_state().items()} == config.shapes()
+
+
+def test_modern_model_reads_past_the_trained_context():
+    config, state = modern()
+    model = ModernGPT.from_state(config, state)
+    ids = tiny.ids(tiny.spec(), length=50)
+    wanted = torch.from_numpy(reference.modern_logits(state, config, ids))
+    torch.testing.assert_close(model(ids), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(ids)[:, :16], model(ids[:, :16]), rtol=0, atol=1e-9)
+
+
+def test_a_model_that_measured_can_still_be_trained():
+    config, state = modern()
+    model = ModernGPT.from_state(config, state)
+    with torch.inference_mode():
+        model(tiny.ids(tiny.spec(), length=40))
+    model(tiny.ids(tiny.spec(), length=40)).sum().backward()
+    assert model.wte.weight.grad is not None
+
+
+def test_a_tied_head_is_one_parameter():
+    config, state = modern()
+    model = ModernGPT.from_state(config, state)
+    assert model.head.weight is model.wte.weight
+    assert "head.weight" not in model.to_state()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_runs_and_stays_near(dtype):
+    config, state = modern()
+    ids = tiny.ids(tiny.spec())
+    wide = ModernGPT.from_state(config, state)(ids)
+    narrow = ModernGPT.from_state(config, {n: t.to(dtype) for n, t in state.items()})(ids)
+    assert narrow.dtype == dtype
+    assert (narrow.double() - wide).abs().max() < 0.1 * wide.abs().max()
+
+
+def test_reset_gives_the_plain_modern_model():
+    spec = tiny.spec()
+    state = tiny.jittered(spec, dtype=torch.float64)
+    made = rewrite(state, spec, Plan(init="reset"))
+    plain = {n: t for n, t in made.state.items() if n.endswith("weight")}
+    assert all(torch.equal(t, state[n]) for n, t in plain.items())
+    assert all(torch.equal(t, torch.ones(32)) for n, t in made.state.items() if n.endswith("gain"))
+
+
+def test_config_survives_json():
+    config, _ = modern()
+    assert ModernConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("n_layer", 0), ("n_head", "4"), ("activation", "swish"), ("biases", ["x"])]
+)
+def test_a_config_that_cannot_be_is_refused(field, value):
+    config, _ = modern()
+    with pytest.raises(ValueError, match=field):
+        ModernConfig.from_json(config.to_json() | {field: value})

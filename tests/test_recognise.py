@@ -1,0 +1,185 @@
+"""Facts: where they come from, what is assumed aloud, what is asked for, what contradicts."""
+
+import pytest
+import tiny
+import torch
+
+from modernize.checkpoint import open_checkpoint
+from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
+from modernize.facts import Facts
+from modernize.recognise import recognise
+
+
+def save(path, obj):
+    torch.save(obj, path)
+    return open_checkpoint(path)
+
+
+def keys(dialect="nanogpt", **change):
+    spec = tiny.spec(**change)
+    return tiny.as_dialect(tiny.jittered(spec), spec, tiny.dialect(dialect))
+
+
+def nano_file(tmp_path, *, args=None, state=None, **change):
+    spec = tiny.spec(**change)
+    return open_checkpoint(tiny.save_nano(tmp_path / "n.pt", spec, args=args, state=state))
+
+
+def test_the_envelope_says_nanogpt_and_its_gelu_is_assumed_aloud(tmp_path):
+    found = recognise(nano_file(tmp_path))
+    assert (found.dialect.name, found.spec.activation, found.spec.n_head) == ("nanogpt", "gelu", 4)
+    assert any("activation is assumed to be gelu" in w and "--activation" in w for w in found.warnings)
+    assert not recognise(nano_file(tmp_path), Facts(activation="gelu")).warnings
+
+
+def test_a_bare_untied_state_dict_could_be_two_and_asks_for_everything_at_once(tmp_path):
+    with pytest.raises(MissingFact) as caught:
+        recognise(save(tmp_path / "m.pt", keys(tied=False)))
+    assert "nanogpt" in caught.value.sentence
+    assert "mingpt" in caught.value.sentence
+    assert "--n-head" in caught.value.hint
+    assert "--activation gelu|gelu_tanh" in caught.value.hint
+
+
+def test_what_the_user_says_chooses_the_dialect(tmp_path):
+    checkpoint = save(tmp_path / "m.pt", keys(tied=False))
+    assert recognise(checkpoint, Facts(n_head=4, activation="gelu_tanh")).dialect.name == "mingpt"
+    assert recognise(checkpoint, Facts(n_head=4, activation="gelu")).dialect.name == "nanogpt"
+    assert recognise(checkpoint, Facts(n_head=4, dialect="mingpt")).spec.activation == "gelu_tanh"
+
+
+def test_a_tied_head_rules_mingpt_out(tmp_path):
+    assert recognise(save(tmp_path / "m.pt", keys()), Facts(n_head=4)).dialect.name == "nanogpt"
+
+
+def test_no_n_head_is_asked_for(tmp_path):
+    with pytest.raises(MissingFact, match="heads") as caught:
+        recognise(save(tmp_path / "m.pt", keys()), Facts(activation="gelu"))
+    assert "--n-head" in caught.value.hint
+
+
+@pytest.mark.parametrize("n_head", [3, 0, -1, 5])
+def test_heads_that_do_not_divide_the_width(tmp_path, n_head):
+    with pytest.raises(BadTensors, match=f"{n_head} does not divide the width 32"):
+        recognise(nano_file(tmp_path), Facts(n_head=n_head))
+
+
+def test_odd_heads_cannot_carry_rope(tmp_path):
+    spec = tiny.spec(n_embd=36)
+    path = tiny.save_nano(tmp_path / "n.pt", spec)
+    with pytest.raises(BadTensors, match="9 wide"):
+        recognise(open_checkpoint(path))
+
+
+def test_heads_are_counted_from_keys(tmp_path):
+    lecture = keys("lecture", tied=False, activation="relu")
+    assert recognise(save(tmp_path / "m.pt", lecture)).spec.n_head == 4
+    with pytest.raises(BadTensors, match="4 heads by its keys, but --n-head says 2"):
+        recognise(save(tmp_path / "m.pt", lecture), Facts(n_head=2))
+
+
+def test_head_ten_comes_after_head_nine(tmp_path):
+    spec = tiny.spec(n_head=12, n_embd=24, tied=False, activation="relu")
+    state = tiny.jittered(spec)
+    found = recognise(save(tmp_path / "m.pt", tiny.as_dialect(state, spec, tiny.dialect("lecture"))))
+    assert torch.equal(found.state()["h.0.attn.q.weight"], state["h.0.attn.q.weight"])
+
+
+def test_the_lecture_warns_of_both_assumptions(tmp_path):
+    found = recognise(save(tmp_path / "m.pt", keys("lecture", tied=False)))
+    assert [w.split()[0] for w in found.warnings] == ["activation", "attn_scale"]
+    found = recognise(save(tmp_path / "m.pt", keys("lecture", tied=False)), Facts(activation="gelu", attn_scale="embd"))
+    assert (found.spec.activation, found.spec.attn_scale, found.warnings) == ("gelu", "embd", ())
+
+
+@pytest.mark.parametrize(("field", "wrong", "right"), [("vocab_size", 50257, 61), ("block_size", 1024, 16)])
+def test_settings_that_disagree_are_told_with_both_numbers(tmp_path, field, wrong, right):
+    found = recognise(nano_file(tmp_path, args=tiny.model_args(tiny.spec(), **{field: wrong})))
+    assert getattr(found.spec, field) == right
+    assert any(str(wrong) in w and str(right) in w for w in found.warnings)
+
+
+@pytest.mark.parametrize(("field", "wrong"), [("n_layer", 3), ("n_embd", 64)])
+def test_settings_that_say_more_than_there_is_are_refused(tmp_path, field, wrong):
+    with pytest.raises(BadTensors, match=f"{wrong}"):
+        recognise(nano_file(tmp_path, args=tiny.model_args(tiny.spec(), **{field: wrong})))
+
+
+def test_other_names_of_settings_are_understood(tmp_path):
+    args = {"num_layers": 2, "num_heads": 4, "dim_embedding": 32, "seq_length": 16, "vocab_size": 61}
+    assert recognise(nano_file(tmp_path, args=args)).spec.n_head == 4
+
+
+def test_the_option_wins_over_the_setting_and_says_so(tmp_path):
+    found = recognise(nano_file(tmp_path), Facts(n_head=2, activation="gelu"))
+    assert found.spec.n_head == 2
+    assert "says 4 heads; --n-head 2 was taken" in found.warnings[0]
+
+
+def test_fused_projections_in_another_order(tmp_path):
+    spec = tiny.spec()
+    state = tiny.jittered(spec)
+    turned = dict(state)
+    for i in range(2):
+        for p in ("weight", "bias"):
+            q, k, v = (state[f"h.{i}.attn.{part}.{p}"] for part in "qkv")
+            turned |= {f"h.{i}.attn.q.{p}": k, f"h.{i}.attn.k.{p}": v, f"h.{i}.attn.v.{p}": q}
+    found = recognise(nano_file(tmp_path, state=turned), Facts(qkv_order="k,v,q"))
+    assert all(torch.equal(found.state()[n], state[n]) for n in state)
+    with pytest.raises(UsageError, match="q,k"):
+        recognise(nano_file(tmp_path), Facts(qkv_order="q,k"))
+
+
+def test_square_matrices_are_turned_by_layout_not_by_shape(tmp_path):
+    spec = tiny.spec(n_inner=32, activation="gelu_tanh")
+    state = tiny.jittered(spec)
+    keys = tiny.as_dialect(state, spec, tiny.dialect("gpt2"))
+    found = recognise(save(tmp_path / "m.pt", keys), Facts(n_head=4))
+    assert found.dialect.name == "gpt2"
+    assert all(torch.equal(found.state()[n], state[n]) for n in state)
+
+
+def test_gpt2_without_its_prefix_and_without_a_head(tmp_path):
+    bare = {k.removeprefix("transformer."): v for k, v in keys("gpt2").items() if "lm_head" not in k}
+    found = recognise(save(tmp_path / "m.pt", bare), Facts(n_head=4))
+    assert (found.dialect.name, found.spec.tied) == ("gpt2", True)
+    del bare["h.1.ln_2.weight"]
+    with pytest.raises(UnknownLayout, match=r"lacks h\.1\.ln_2\.weight"):
+        recognise(save(tmp_path / "m.pt", bare), Facts(n_head=4))
+
+
+def test_values_that_are_not_finite_are_named(tmp_path):
+    spec = tiny.spec()
+    state = tiny.jittered(spec)
+    state["h.1.mlp.up.weight"][5, 7] = float("nan")
+    with pytest.raises(BadTensors, match=r"transformer\.h\.1\.mlp\.c_fc\.weight holds values that are not finite"):
+        recognise(nano_file(tmp_path, state=state)).state()
+
+
+def test_integers_where_weights_should_be(tmp_path):
+    quantized = keys()
+    quantized["transformer.h.0.mlp.c_fc.weight"] = torch.ones(128, 32, dtype=torch.int8)
+    with pytest.raises(BadTensors, match=r"transformer\.h\.0\.mlp\.c_fc\.weight is int8"):
+        recognise(save(tmp_path / "m.pt", quantized), Facts(n_head=4))
+
+
+def test_a_model_without_positions_is_told_so(tmp_path):
+    rotary = {k: v for k, v in keys().items() if "wpe" not in k}
+    with pytest.raises(UnknownLayout, match="no learned position table"):
+        recognise(save(tmp_path / "m.pt", rotary), Facts(n_head=4))
+
+
+def test_a_stranger_is_told_with_its_names(tmp_path):
+    with pytest.raises(UnknownLayout, match=r"of no known dialect.*model\.embed_tokens\.weight"):
+        recognise(save(tmp_path / "m.pt", {"model.embed_tokens.weight": torch.ones(3, 3)}))
+
+
+def test_a_dialect_that_is_none(tmp_path):
+    with pytest.raises(UsageError, match="megatron"):
+        recognise(save(tmp_path / "m.pt", keys()), Facts(dialect="megatron"))
+
+
+@pytest.mark.parametrize("value", ["quick_gelu", "swish", 7])
+def test_an_activation_that_cannot_be_carried_over(tmp_path, value):
+    with pytest.raises(UnknownLayout, match=r"model_args\.activation"):
+        recognise(nano_file(tmp_path, args=tiny.model_args(tiny.spec(), activation=value)))

@@ -1,0 +1,114 @@
+"""Tiny models for tests: specs, jittered weights, and checkpoints made by running a dialect's table backwards."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from modernize.dialects import DIALECTS, Dialect
+from modernize.dialects.ops import DROP, KEEP, SPLIT3, STACK_HEADS, TRANSPOSE, TRANSPOSE_SPLIT3
+from modernize.spec import LINEARS, NORMS, GPTSpec, State
+
+ALL_BIASES = tuple(p for p in (*NORMS, *LINEARS) if p != "head")
+
+
+def spec(**change) -> GPTSpec:
+    base = GPTSpec(
+        n_layer=2,
+        n_head=4,
+        n_embd=32,
+        n_inner=128,
+        block_size=16,
+        vocab_size=61,
+        activation="gelu",
+        attn_scale="head",
+        norm_eps=1e-5,
+        tied=True,
+        biases=ALL_BIASES,
+    )
+    return replace(base, **change)
+
+
+def jittered(of: GPTSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> State:
+    """Weights of a size that matters: gains away from one, shifts and biases away from zero, rows with a mean."""
+    random = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, shape in of.shapes().items():
+        noise = torch.randn(shape, generator=random, dtype=torch.float64)
+        if len(shape) == 2:
+            state[name] = (noise / shape[1] ** 0.5 * 1.2 + 0.02).to(dtype)
+        elif name.endswith(".bias"):
+            state[name] = (0.2 * noise + 0.05).to(dtype)
+        else:
+            state[name] = (1 + 0.2 * noise).to(dtype)
+    return state
+
+
+def ids(of: GPTSpec, batch: int = 3, length: int = 0, seed: int = 5) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(0, of.vocab_size, (batch, length or of.block_size), generator=random)
+
+
+def as_dialect(state: State, of: GPTSpec, dialect: Dialect) -> dict[str, torch.Tensor]:
+    """The inverse of recognition: the file's own keys, from the canonical State."""
+    whole = state | ({"head.weight": state["wte.weight"]} if of.tied else {})
+    keys: dict[str, torch.Tensor] = {}
+    for rule in dialect.rules:
+        for i in range(of.n_layer if "{i}" in rule.source else 1):
+            for p in ("weight", "bias") if "{p}" in rule.source else ("weight",):
+                targets = [whole.get(t.format(i=i, p=p)) for t in rule.targets]
+                if rule.op is DROP or any(t is None for t in targets):
+                    continue
+                keys.update(_backwards(rule, targets, i, p, of))
+    return keys
+
+
+def _backwards(rule, targets, i, p, of):
+    key = rule.key(i=i, p=p)
+    if rule.op is KEEP:
+        return {key: targets[0]}
+    if rule.op is TRANSPOSE:
+        return {key: targets[0].t().contiguous()}
+    if rule.op is SPLIT3:
+        return {key: torch.cat(targets)}
+    if rule.op is TRANSPOSE_SPLIT3:
+        return {key: torch.cat(targets).t().contiguous()}
+    if rule.op is STACK_HEADS:
+        return {rule.key(i=i, j=j, p=p): part for j, part in enumerate(targets[0].chunk(of.n_head))}
+    raise AssertionError(f"no inverse of {rule.op.name}")
+
+
+def dialect(name: str) -> Dialect:
+    return next(d for d in DIALECTS if d.name == name)
+
+
+def model_args(of: GPTSpec, **change) -> dict:
+    return {
+        "n_layer": of.n_layer,
+        "n_head": of.n_head,
+        "n_embd": of.n_embd,
+        "block_size": of.block_size,
+        "bias": "ln_1" in of.biases,
+        "vocab_size": of.vocab_size,
+        "dropout": 0.0,
+        **change,
+    }
+
+
+def save_nano(path: Path, of: GPTSpec, *, seed: int = 0, state=None, args=None, **more):
+    """A nanoGPT checkpoint; `more` are entries beside the weights."""
+    keys = as_dialect(state or jittered(of, seed), of, dialect("nanogpt"))
+    torch.save({"model": keys, "model_args": args or model_args(of), "iter_num": 7, **more}, path)
+    return path
+
+
+def write_bin(folder: Path, of: GPTSpec, *, train: int = 4000, val: int = 400, seed: int = 3) -> Path:
+    """A data folder with structure that can be learned: a token is mostly the one before plus one."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    folder.mkdir(exist_ok=True)
+    for name, length in (("train.bin", train), ("val.bin", val)):
+        steps = np.where(random.random(length) < 0.8, 1, random.integers(0, of.vocab_size, length))
+        (np.cumsum(steps) % of.vocab_size).astype(np.uint16).tofile(folder / name)
+    return folder
