@@ -42,6 +42,8 @@ TRAINING = {
 
 @dataclass
 class ModelArgs:
+    """The shape of the model, under nanoGPT's names; saved in the checkpoint."""
+
     n_layer: int = 2
     n_head: int = 4
     n_embd: int = 128
@@ -60,6 +62,8 @@ def pydoc_text() -> tuple[Tensor, Tensor]:
 
 
 class CausalSelfAttention(nn.Module):
+    """Each position looks at itself and at the ones before it."""
+
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.n_head = args.n_head
@@ -68,16 +72,17 @@ class CausalSelfAttention(nn.Module):
         self.dropout = nn.Dropout(args.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part.unflatten(2, (self.n_head, -1)).transpose(1, 2)
-            for part in self.c_attn(x).chunk(3, dim=2)
-        )
+        """Return what the heads gathered; in and out (batch, length, n_embd)."""
+        parts = self.c_attn(x).chunk(3, dim=2)
+        q, k, v = (part.unflatten(2, (self.n_head, -1)).transpose(1, 2) for part in parts)
         # No dropout on the attention weights: it would turn the fast kernel off.
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))
 
 
 class MLP(nn.Module):
+    """Two linear layers with an exact GELU between them."""
+
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.c_fc = nn.Linear(args.n_embd, 4 * args.n_embd, bias=args.bias)
@@ -86,10 +91,13 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(args.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Transform each position on its own."""
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
 
 class Block(nn.Module):
+    """One layer: attention, then the MLP, each after a LayerNorm and added to its input."""
+
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(args.n_embd, bias=args.bias)
@@ -98,6 +106,7 @@ class Block(nn.Module):
         self.mlp = MLP(args)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the residual stream after this layer."""
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
@@ -136,6 +145,7 @@ class GPT(nn.Module):
 
 
 def cross_entropy(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean loss in nats over all positions."""
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
@@ -148,7 +158,6 @@ def mean_loss(model: GPT, data: Tensor, block_size: int) -> float:
     model.eval()
     batches = zip(inputs.split(64), targets.split(64), strict=True)
     total = sum(cross_entropy(model, x, y).item() * len(x) for x, y in batches)
-    model.train()
     return total / windows
 
 
@@ -162,6 +171,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(steps: int, seed: int, out: Path) -> None:
+    """Train, and write the step with the best validation loss and the report."""
     torch.manual_seed(seed)
     train_data, val_data = pydoc_text()
     model_args = ModelArgs()
@@ -179,6 +189,7 @@ def train(steps: int, seed: int, out: Path) -> None:
     curve: list[list[float]] = []  # [step, validation loss]
     start = time.perf_counter()
     for step in range(1, steps + 1):
+        model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step - 1, steps)
         starts = torch.randint(len(train_data) - block_size, (batch_size, 1))
@@ -230,6 +241,7 @@ def train(steps: int, seed: int, out: Path) -> None:
 
 
 def main() -> None:
+    """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=6000, help="training steps (%(default)s)")
     parser.add_argument(

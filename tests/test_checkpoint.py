@@ -123,7 +123,8 @@ def test_two_sets_of_weights_are_ambiguous(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "notes", [{"stoi": {"a": 0, "b": 1}}, {"chars": "ab"}, {"config": {"chars": ["a", "b"]}}, {"itos": {0: "a", 1: "b"}}]
+    "notes",
+    [{"stoi": {"a": 0, "b": 1}}, {"chars": "ab"}, {"config": {"chars": ["a", "b"]}}, {"itos": {0: "a", 1: "b"}}],
 )
 def test_a_vocabulary_inside(tmp_path, notes):
     torch.save({"model": KEYS, **notes}, tmp_path / "m.pt")

@@ -55,7 +55,12 @@ def test_the_file_says_all_that_is_needed_to_load_it(run, nano, tmp_path):
     assert facts["source"] == {"sha256": digest(nano), "dialect": "nanogpt"}
     assert (facts["init"], facts["version"]) == ("reset", modernize.__version__)
     config = facts["config"]
-    assert (config["rope_base"], config["norm_eps"], config["activation"], config["block_size"]) == (500, 1e-5, "gelu", 16)
+    assert (config["rope_base"], config["norm_eps"], config["activation"], config["block_size"]) == (
+        500,
+        1e-5,
+        "gelu",
+        16,
+    )
     model = modernize.load(new)
     assert isinstance(model, ModernGPT)
     assert model.config.to_json() == config

@@ -39,7 +39,9 @@ def facts_for(spec, dialect):
 
 
 @by_name
-@pytest.mark.parametrize("biases", [tiny.ALL_BIASES, (), (*tiny.ALL_BIASES, "head")], ids=["biases", "none", "head too"])
+@pytest.mark.parametrize(
+    "biases", [tiny.ALL_BIASES, (), (*tiny.ALL_BIASES, "head")], ids=["biases", "none", "head too"]
+)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_a_dialect_recognises_what_its_table_makes(tmp_path, dialect, biases, tied):
     spec = spec_for(dialect, biases=biases, tied=tied)
@@ -103,8 +105,12 @@ def test_no_two_rows_claim_one_key(dialect):
 def test_buffers_are_ignored(tmp_path, dialect):
     spec = spec_for(dialect)
     keys = tiny.as_dialect(tiny.jittered(spec), spec, dialect)
-    buffers = {r.key(i=i, j=j): torch.ones(16, 16, dtype=torch.uint8) for r in dialect.rules if not r.targets
-               for i, j in itertools.product(range(2), range(4 if "{j}" in r.source else 1))}
+    buffers = {
+        r.key(i=i, j=j): torch.ones(16, 16, dtype=torch.uint8)
+        for r in dialect.rules
+        if not r.targets
+        for i, j in itertools.product(range(2), range(4 if "{j}" in r.source else 1))
+    }
     found = recognise(saved(tmp_path, keys | buffers), facts_for(spec, dialect))
     assert found.spec == spec
 

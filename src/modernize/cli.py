@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -176,8 +177,8 @@ def finetune(
     out: "Output",
 ) -> None:
     """Train all weights for some steps, to win back the old model's loss."""
+    from modernize.events import Settings
     from modernize.show import show_finetune, watch_finetune
-    from modernize.train import Settings
     from modernize.tune import Job, tune
 
     settings = Settings(
@@ -264,11 +265,13 @@ def compare(
     out: "Output",
 ) -> None:
     """Measure an old and a new checkpoint side by side, also past the old context."""
+    from modernize.measure import check_comparable
     from modernize.measure import compare as measure
     from modernize.show import show_comparison
 
     before = _load(old, facts, weights, device, out)
     after = _load(new, facts, weights, device, out)
+    check_comparable(before.model, after.model)
     corpus = _corpus(before, data, tokenizer, data_dtype)
     with out.progress("compare") as advance:
         found = measure(before.model, after.model, corpus, progress=advance)
@@ -353,14 +356,14 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminated)
     debug = os.environ.get("MODERNIZE_DEBUG") == "1"
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="modernize", standalone_mode=False)
     except ModernizeError as error:
         if debug:
             traceback.print_exc()
         _say(error)
         code = error.exit_code
     except _ClickException as error:
-        _say(UsageError(str(getattr(error, "message", error)).rstrip("."), hint=_help_for(error)))
+        _say(UsageError(_usage_sentence(error), hint=_help_for(error)))
         code = UsageError.exit_code
     except (typer.Abort, KeyboardInterrupt):
         code = 130
@@ -378,6 +381,11 @@ def _say(error: ModernizeError) -> None:
     from modernize.console import Output
 
     Output().error(error)
+
+
+def _usage_sentence(error: Exception) -> str:
+    tell: Callable[[], str] = getattr(error, "format_message", error.__str__)
+    return tell().rstrip(".")
 
 
 def _help_for(error: Exception) -> str:

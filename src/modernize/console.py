@@ -5,6 +5,7 @@ Nothing below this module prints. Text is never read as markup, and what cannot 
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ class Advance(Protocol):
         """Tell it."""
 
 
+_PIPED_WIDTH = 240  # columns; nothing is folded for a program that reads
 _BLOCKS = "▏▎▍▌▋▊▉█"
 
 
@@ -40,7 +42,7 @@ class Output:
     def answer(self, plain: Mapping[str, Any], human: Callable[["Output"], None]) -> None:
         """The answer: one JSON object, or what `human` prints."""
         if self.as_json:
-            text = json.dumps({"schema": SCHEMA, **plain}, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(_finite({"schema": SCHEMA, **plain}), ensure_ascii=False, allow_nan=False)
             sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
             sys.stdout.flush()
         else:
@@ -124,6 +126,15 @@ class Output:
         return advance
 
 
+def _finite(value: Any) -> Any:  # noqa: ANN401  (any plain value)
+    """Numbers that JSON has no word for (NaN, infinities) become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _nothing(done: int, total: int, text: str = "") -> None:
     """Progress that is not shown."""
 
@@ -139,4 +150,5 @@ def number(value: int) -> str:
 
 
 def _console(stream: Any) -> Console:  # noqa: ANN401  (any text stream)
-    return Console(file=stream, markup=False, highlight=False, emoji=False)
+    width = None if stream.isatty() else _PIPED_WIDTH
+    return Console(file=stream, markup=False, highlight=False, emoji=False, width=width)

@@ -18,7 +18,6 @@ from modernize.choices import Split
 from modernize.data import IGNORED, Corpus, Windows, load_corpus, windows
 from modernize.errors import UsageError
 from modernize.loading import Model
-from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.tokenizer import Tokenizer, find_tokenizer
 
@@ -124,8 +123,8 @@ def evaluate(
 
 
 def compare(
-    old: OldGPT | ModernGPT,
-    new: ModernGPT | OldGPT,
+    old: Model,
+    new: Model,
     data: str | Path | Corpus,
     *,
     tokenizer: Tokenizer | None = None,
@@ -135,11 +134,7 @@ def compare(
 
     Raises BadData for data that does not fit, UsageError for models of different vocabularies.
     """
-    if old.vocab_size != new.vocab_size:
-        raise UsageError(
-            f"the models know {old.vocab_size} and {new.vocab_size} tokens, so they cannot be compared",
-            hint="compare a model with what it was converted into",
-        )
+    check_comparable(old, new)
     corpus = corpus_for(new, data, tokenizer)
     context = min(old.block_size, longest(new, old.block_size))
     ids = windows(corpus.val, context, vocab_size=new.vocab_size, name=corpus.name)
@@ -178,6 +173,15 @@ def check_context(model: Model, context: int) -> None:
         raise UsageError(
             f"--context {context}: the old model has positions 1 to {model.block_size}",
             hint="convert it: a modern model reads any context",
+        )
+
+
+def check_comparable(old: Model, new: Model) -> None:
+    """Raise UsageError for models of different vocabularies."""
+    if old.vocab_size != new.vocab_size:
+        raise UsageError(
+            f"the models know {old.vocab_size} and {new.vocab_size} tokens, so they cannot be compared",
+            hint="compare a model with what it was converted into",
         )
 
 

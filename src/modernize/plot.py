@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modernize.errors import OutputRefused, UsageError
-from modernize.train import Event, Started, Stepped, Validated
+from modernize.events import Event, Started, Stepped, Validated
 
 
 def check_plot() -> None:

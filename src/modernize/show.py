@@ -1,17 +1,22 @@
 """How reports look to people: one function per report."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modernize.console import Output, number
 from modernize.dialects import Dialect
+from modernize.operations import rope_operations, saved_additions
 from modernize.spec import GPTSpec
 
 if TYPE_CHECKING:
     from modernize.conversion import Conversion
-    from modernize.inspection import Inspection, Parameters
+    from modernize.inspection import Inspection, Parameters, TensorFate
     from modernize.measure import Comparison, Evaluation
     from modernize.tune import Tuned, TuneEvent
+
+
+_LAYER = re.compile(r"(?<=\.)(?<!net\.)\d+(?=\.)")  # a number between dots, but for a Sequential's own
 
 
 def show_inspection(out: Output, found: "Inspection") -> None:
@@ -32,25 +37,28 @@ def show_inspection(out: Output, found: "Inspection") -> None:
         out.line(f"made by modernize {source.version} with --init {source.init} from {source.dialect}")
         out.line(f"source sha256 {source.sha256}")
     out.line("")
-    out.table(
-        ("tensor", "shape", "dtype", "fate", "becomes"),
-        [
-            (t.name, "×".join(map(str, t.info.shape)) or "scalar", t.info.dtype, t.fate, ", ".join(t.becomes))
-            for t in found.tensors
-        ],
-    )
+    out.table(("tensor", "shape", "dtype", "fate", "becomes"), _fate_rows(found.tensors))
     out.line("")
     if found.source:
         out.line(f"parameters {number(found.parameters.before)}")
-    else:
-        _show_parameters(out, found.parameters)
-        out.line(f"each token saves {_saved_operations(found.config):,} additions and means in norms and positions")
+        return
+    _show_parameters(out, found.parameters)
+    if isinstance(config, GPTSpec):
+        saved, added = saved_additions(config), rope_operations(config)
+        out.line(
+            f"per token: {number(saved)} additions fewer (means, centring, shifts, biases, positions), "
+            f"{number(added)} operations more to turn queries and keys"
+        )
 
 
-def _saved_operations(config: Any) -> int:  # noqa: ANN401  (either configuration)
-    """Numbers that are no longer computed for each token: a mean and a shift per norm, and the added position."""
-    norms = 2 * config.n_layer + 1
-    return int((2 * norms + 1) * config.n_embd)
+def _fate_rows(tensors: "Sequence[TensorFate]") -> list[tuple[str, ...]]:
+    """A row per kind of tensor: the layer's (and head's) number becomes `*`, and equal rows become one."""
+    rows: dict[tuple[str, ...], None] = {}
+    for t in tensors:
+        shape = "×".join(map(str, t.info.shape)) or "scalar"
+        becomes = ", ".join(_LAYER.sub("*", name) for name in t.becomes)
+        rows[(_LAYER.sub("*", t.name), shape, t.info.dtype, t.fate, becomes)] = None
+    return list(rows)
 
 
 def _show_parameters(out: Output, parameters: "Parameters") -> None:
@@ -77,7 +85,7 @@ def show_conversion(out: Output, report: "Conversion") -> None:
 
 def watch_finetune(out: Output, events: "Iterator[TuneEvent]") -> "Tuned":
     """Show a fine-tune while it runs; gives what came out."""
-    from modernize.train import Finished, Notice, Started, Stepped, Validated
+    from modernize.events import Finished, Notice, Started, Stepped, Validated
     from modernize.tune import Tuned
 
     started: Started | None = None

@@ -11,6 +11,7 @@ from typing import Any, TextIO, TypeAlias
 from modernize.choices import DataDType, Weights
 from modernize.data import load_corpus
 from modernize.errors import OutputRefused, UsageError
+from modernize.events import Event, Finished, Notice, Settings
 from modernize.facts import Facts
 from modernize.loading import load_whole
 from modernize.model import ModernGPT
@@ -18,7 +19,7 @@ from modernize.old import OldGPT
 from modernize.plot import check_plot, plot_losses
 from modernize.stored import Stored
 from modernize.tokenizer import find_tokenizer
-from modernize.train import Event, Finished, Notice, Settings, finetune
+from modernize.train import finetune
 from modernize.write import check_output, model_metadata, write_model
 
 

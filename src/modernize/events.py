@@ -1,0 +1,118 @@
+"""What a fine-tune is told, and what it tells: Settings, and the events that the bar, the log and the plot live on."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from modernize.choices import DeviceName, OptimizerName, PrecisionName
+from modernize.errors import UsageError
+
+Stopped = Literal["steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to train. Zero means chosen: sizes from the model, `warmup` and `eval_every` from `steps`."""
+
+    steps: int = 200
+    batch_size: int = 0
+    block_size: int = 0
+    grad_accum: int = 1
+    lr: float = 1e-3
+    optimizer: OptimizerName = "auto"
+    distill: float = 0.5
+    warmup: int = 0
+    grad_clip: float = 1.0
+    seed: int = 0
+    device: DeviceName = "auto"
+    dtype: PrecisionName = "auto"
+    compile: bool | None = None
+    eval_every: int = 0
+    val_tokens: int = 1 << 18
+
+    def check(self) -> None:
+        """Raise UsageError for a number that cannot be."""
+        for name, low in (
+            ("steps", 1),
+            ("batch_size", 0),
+            ("block_size", 0),
+            ("grad_accum", 1),
+            ("warmup", 0),
+        ):
+            if getattr(self, name) < low:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)} is below {low}",
+                    hint="give a larger number",
+                )
+        if not 0 <= self.distill <= 1:
+            raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
+        if not self.lr > 0:
+            raise UsageError(f"--lr {self.lr} is not above 0", hint="1e-3 is the default")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """Before the first step: losses, and what was chosen."""
+
+    steps: int
+    before: float
+    old: float | None
+    batch_size: int
+    block_size: int
+    device: str
+    dtype: str
+    validation_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    """After an update: `loss` is what was minimised, `tokens` all that were seen so far."""
+
+    step: int
+    loss: float
+    lr: float
+    tokens: int
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """The validation loss after a step."""
+
+    step: int
+    loss: float
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The end: the model holds the weights of the best validation."""
+
+    steps: int
+    tokens: int
+    before: float
+    after: float
+    best: float
+    old: float | None
+    tokens_per_second: float
+    device: str
+    dtype: str
+    stopped: Stopped
+
+    @property
+    def recovery(self) -> float | None:
+        """Share of the gap to the old loss that was closed: 1 when it is reached; None without a teacher."""
+        if self.old is None:
+            return None
+        gap = self.before - self.old
+        return (self.before - self.best) / gap if gap > 0 else 1.0
+
+
+Event: TypeAlias = Started | Stepped | Validated | Notice | Finished

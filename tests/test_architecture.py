@@ -1,0 +1,87 @@
+"""The shape of the program: imports flow one way, the library never prints, modules stay small."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import modernize
+
+PACKAGE = Path(modernize.__file__).parent
+# read, recognise, rewrite, tune, write: a module may import what stands on its own line or above
+ORDER = (
+    ("errors", "choices"),
+    ("spec", "events"),
+    ("checkpoint",),
+    ("stored",),
+    ("dialects",),
+    ("facts",),
+    ("recognise", "operations"),
+    ("layers",),
+    ("old", "model"),
+    ("rewrite",),
+    ("loading", "inspection", "tokenizer"),
+    ("data", "devices"),
+    ("measure", "optim"),
+    ("train", "sample"),
+    ("write", "plot"),
+    ("conversion", "tune"),
+    ("console",),
+    ("show",),
+    ("options",),
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+def word(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("modernize."):
+            yield node.module.split(".")[1]
+        elif isinstance(node, ast.ImportFrom) and node.module == "modernize":
+            yield from (alias.name for alias in node.names if alias.name in LEVEL)
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("modernize."))
+
+
+def test_every_module_has_its_place():
+    assert {word(p) for p in MODULES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_from_later_words_to_earlier_ones(path):
+    level = LEVEL[word(path)]
+    later = {name for name in imported(ast.parse(path.read_text("utf-8"))) if LEVEL[name] > level}
+    assert not later
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_modules_are_small_and_nothing_prints(path):
+    text = path.read_text("utf-8")
+    limit = {"cli.py": 400, "model.py": 250}.get(path.name, 350)
+    assert len(text.splitlines()) <= limit
+    calls = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
+    assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("print", "input", "eval", "exec")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_loads_a_file_that_could_run_code(path):
+    text = path.read_text("utf-8")
+    assert "weights_only=False" not in text
+    assert "pickle.load" not in text
+    for call in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "torch.load":
+            assert "weights_only=True" in ast.unparse(call)
+
+
+def test_the_public_api_is_what_it_says():
+    for name in modernize.__all__:
+        assert callable(getattr(modernize, name))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        modernize.no_such_name  # noqa: B018

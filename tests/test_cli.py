@@ -1,0 +1,190 @@
+"""The command line as a whole: help, version, exit codes, errors, and what it costs to start."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+import modernize
+from modernize import cli
+
+COMMANDS = ["inspect", "convert", "finetune", "eval", "compare", "sample", "dialects"]
+
+
+def process(*arguments, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "modernize", *map(str, arguments)], capture_output=True, text=True, check=False, **more
+    )
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help(run, flag):
+    result = run(flag)
+    assert result.code == 0
+    assert all(command in result.out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(run, command):
+    result = run(command, "-h")
+    assert result.code == 0
+    assert "--quiet" in result.out
+    assert ("--json" in result.out) == (command != "sample")
+
+
+def test_version(run):
+    assert run("--version").out == f"modernize {modernize.__version__}\n"
+    assert run("--version").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("inspect", "x.pt", "--no-such-option"), "--no-such-option"),
+        (("frobnicate",), "frobnicate"),
+        (("convert", "x.pt"), "NEW"),
+        (("convert", "x.pt", "y", "--init", "magic"), "magic"),
+        (("finetune", "x.pt", "--data", "d", "--steps", "0"), "--steps"),
+        (("eval", "x.pt"), "--data"),
+    ],
+)
+def test_wrong_usage_is_exit_two_with_a_hint(run, arguments, said):
+    result = run(*arguments)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert said in result.err
+    assert "\nhint: see `modernize" in result.err
+    assert result.out == ""
+
+
+BAD = {
+    "text named .pt": (b"my model\n", "text file"),
+    "empty file": (b"", "empty"),
+    "nothing there": (None, "no file"),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("command", ["inspect", "convert", "eval", "sample", "compare"])
+def test_bad_input_is_a_sentence_and_exit_three(run, tmp_path, command, content, said):
+    path = tmp_path / "bad.pt"
+    if content is not None:
+        path.write_bytes(content)
+    more = {
+        "convert": [tmp_path / "new.safetensors"],
+        "eval": ["--data", "pydoc"],
+        "sample": ["--prompt", "a"],
+        "compare": [path, "--data", "pydoc"],
+    }
+    result = run(command, path, *more.get(command, []))
+    assert result.code == 3
+    lines = result.err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+    assert said in lines[0]
+    assert "bad.pt" in lines[0]
+    assert "Traceback" not in result.err
+
+
+def test_a_missing_fact_is_asked_for_by_option(run, tmp_path):
+    import torch
+
+    spec = tiny.spec()
+    torch.save(tiny.as_dialect(tiny.jittered(spec), spec, tiny.dialect("nanogpt")), tmp_path / "m.pt")
+    result = run("inspect", tmp_path / "m.pt", "--activation", "gelu")
+    assert (result.code, "hint: pass --n-head N" in result.err) == (3, True)
+    result = run("inspect", tmp_path / "m.pt", "--activation", "gelu", "--n-head", "4", "--json")
+    assert result.json["warnings"] == []
+
+
+def test_a_bug_is_exit_one_with_a_traceback(run, nano, monkeypatch):
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("modernize.inspection.inspect", broken)
+    result = run("inspect", nano)
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert "error: this is a bug: ZeroDivisionError" in result.err
+
+
+def test_debug_shows_where_an_error_was_raised(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODERNIZE_DEBUG", "1")
+    assert "Traceback" in run("inspect", tmp_path / "gone.pt").err
+
+
+def test_ctrl_c_is_130(run, nano, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("modernize.inspection.inspect", interrupted)
+    result = run("inspect", nano)
+    assert (result.code, "Traceback" in result.err) == (130, False)
+
+
+def test_sigterm_is_143(run):
+    with pytest.raises(SystemExit) as end:
+        cli._terminated(signal.SIGTERM, None)
+    assert end.value.code == 143
+
+
+def test_python_dash_m_is_the_same():
+    result = process("--version")
+    assert (result.returncode, result.stdout) == (0, f"modernize {modernize.__version__}\n")
+
+
+def test_no_escape_characters_in_a_pipe_and_warnings_on_stderr(nano):
+    result = process("inspect", nano, "--json", env={**os.environ, "PYTHONHASHSEED": "1"})
+    assert result.returncode == 0
+    assert "\x1b" not in result.stdout + result.stderr
+    assert json.loads(result.stdout)["schema"] == 1
+    assert result.stderr.startswith("warning: ")
+
+
+def test_names_with_markup_and_control_characters_are_shown_as_text(run, tmp_path):
+    import torch
+
+    spec = tiny.spec()
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, tiny.dialect("nanogpt"))
+    torch.save({**keys, "[red]evil\x1b[31m": torch.ones(1)}, tmp_path / "m.pt")
+    result = run("inspect", tmp_path / "m.pt", "--n-head", "4")
+    assert result.code == 3
+    assert "[red]evil\\x1b[31m" in result.err
+    assert "\x1b" not in result.err
+
+
+IMPORTS = """
+import sys
+{before}
+try:
+    {call}
+except SystemExit:
+    pass
+print("torch" in sys.modules)
+"""
+
+
+def imports_torch(call, before="import modernize.cli"):
+    code = IMPORTS.format(call=call, before=before)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout.splitlines()[-1] == "True"
+
+
+def test_help_does_not_load_torch():
+    assert not imports_torch("sys.argv = ['modernize', '--help']; modernize.cli.main()")
+    assert not imports_torch("sys.argv = ['modernize', 'finetune', '--help']; modernize.cli.main()")
+    assert not imports_torch("modernize.ModernizeError", before="import modernize")
+
+
+def test_inspect_of_safetensors_does_not_load_torch(tmp_path):
+    from safetensors.torch import save_file
+
+    spec = tiny.spec()
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, tiny.dialect("nanogpt"))
+    save_file({n: t.clone() for n, t in keys.items()}, tmp_path / "m.safetensors")
+    argv = ["modernize", "inspect", str(tmp_path / "m.safetensors"), "--n-head", "4"]
+    assert not imports_torch(f"sys.argv = {argv!r}; modernize.cli.main()")

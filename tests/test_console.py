@@ -1,0 +1,72 @@
+"""Output for people, programs and silence."""
+
+import io
+import sys
+
+import pytest
+
+from modernize.console import Output, number, printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("plain √d", "plain √d"), ("a\x1b[31mb", "a\\x1b[31mb"), ("a\nb", "a\nb"), ("\u202e", "\\u202e")],
+)
+def test_what_cannot_be_printed_is_escaped(text, shown):
+    assert printable(text) == shown
+
+
+def test_numbers_are_grouped():
+    assert number(1234567) == "1,234,567"
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    Output(as_json=True).answer({"a": 1}, lambda out: out.line("human"))
+    assert capsys.readouterr().out == '{"schema": 1, "a": 1}\n'
+
+
+def test_numbers_that_are_none_are_null(capsys):
+    Output(as_json=True).answer({"loss": float("inf"), "list": [float("nan"), 1.0]}, lambda out: None)
+    assert capsys.readouterr().out == '{"schema": 1, "loss": null, "list": [null, 1.0]}\n'
+
+
+def test_a_line_for_each_tenth_where_there_is_no_terminal(capsys):
+    with Output().progress("step") as advance:
+        for i in range(1, 101):
+            advance(i, 100, f"loss {i}")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "step 10/100  loss 10"
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with Output().progress("step") as advance:
+        advance(5, 10, "loss 1.5")
+    assert "5/10" in screen.getvalue()
+    assert "\x1b[" in screen.getvalue()
+
+
+def test_quiet_says_nothing_but_the_answer(capsys):
+    out = Output(quiet=True)
+    out.note("n")
+    out.warnings(["w"])
+    with out.progress("step") as advance:
+        advance(1, 1)
+    out.line("answer")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("answer\n", "")
+
+
+def test_bars_are_as_long_as_their_values(capsys):
+    Output().bars(["a", "bb"], [1.0, 2.0], width=8)
+    first, second = capsys.readouterr().out.splitlines()
+    assert (first.count("█"), second.count("█")) == (4, 8)
+    assert first.endswith("1.000")

@@ -1,0 +1,248 @@
+"""DATA in all its forms, and tokenizers in the order in which they are looked for."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modernize.data import IGNORED, load_corpus, pydoc_text, windows
+from modernize.errors import BadData
+from modernize.tokenizer import BytesTokenizer, VocabularyTokenizer, find_tokenizer
+
+
+def load(path, vocab_size=256, tokenizer=BytesTokenizer, **kw):
+    return load_corpus(path, tokenizer=tokenizer, vocab_size=vocab_size, **kw)
+
+
+def cut(ids, context):
+    return windows(ids, context, vocab_size=256, name="data")
+
+
+# ------------------------------------------------------------------------------------------ forms of DATA
+
+
+def test_text_is_split_nine_to_one(tmp_path):
+    (tmp_path / "a.txt").write_text("abcdefghij" * 10)
+    corpus = load(tmp_path / "a.txt")
+    assert (len(corpus.train), len(corpus.val)) == (90, 10)
+    assert bytes(corpus.val.tolist()) == b"abcdefghij"
+    assert bytes(corpus.split("all").tolist()) == b"abcdefghij" * 10
+
+
+def test_pydoc_is_there():
+    corpus = load("pydoc")
+    text = pydoc_text().encode()
+    assert len(text) > 300_000
+    assert bytes(corpus.val[:20].tolist()) == text[int(0.9 * len(text)) :][:20]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_bin(tmp_path, dtype):
+    np.arange(100, dtype=dtype).tofile(tmp_path / "a.bin")
+    corpus = load(tmp_path / "a.bin", dtype=dtype)
+    assert (corpus.train.tolist(), corpus.val.tolist()) == (list(range(90)), list(range(90, 100)))
+    assert isinstance(corpus.train, np.memmap)
+
+
+def test_a_val_bin_is_validation_as_a_whole(tmp_path):
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "val.bin")
+    corpus = load(tmp_path / "val.bin")
+    assert (len(corpus.train), len(corpus.val), len(corpus.split("all"))) == (0, 100, 100)
+
+
+def test_a_folder(tmp_path):
+    np.arange(50, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    np.arange(7, dtype=np.uint16).tofile(tmp_path / "val.bin")
+    corpus = load(tmp_path)
+    assert (len(corpus.train), len(corpus.val)) == (50, 7)
+    (tmp_path / "val.bin").unlink()
+    with pytest.raises(BadData, match=r"without val\.bin"):
+        load(tmp_path)
+
+
+def test_npy(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(100))
+    assert load(tmp_path / "a.npy").val.tolist() == list(range(90, 100))
+
+
+def test_rows_of_npy_are_sequences_and_padding_is_not_predicted(tmp_path):
+    rows = np.array([[0, 5, 6, 0, -1], [0, 7, 0, -1, -1]] * 5)
+    np.save(tmp_path / "a.npy", rows)
+    corpus = load(tmp_path / "a.npy")
+    assert (corpus.train.shape, corpus.val.shape) == ((9, 5), (1, 5))
+    inputs, targets = cut(corpus.val, 4).take(np.array([0]))
+    assert inputs.tolist() == [[0, 7, 0, 0]]
+    assert targets.tolist() == [[7, 0, IGNORED, IGNORED]]
+    with pytest.raises(BadData, match="rows of 5 ids, and a window holds 4"):
+        cut(corpus.val, 3)
+
+
+@pytest.mark.parametrize("ids", [np.array([1.5, 2.5]), np.array(["a"]), np.zeros((2, 2, 2), dtype=int)])
+def test_arrays_that_are_no_ids(tmp_path, ids):
+    np.save(tmp_path / "a.npy", ids)
+    with pytest.raises(BadData, match="no array of token ids"):
+        load(tmp_path / "a.npy")
+
+
+def test_npy_is_never_unpickled(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadData, match="cannot be read"):
+        load(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.bin", b"abc", "3 bytes"),
+        ("a.bin", b"", "0 bytes"),
+        ("a.txt", b"\xff\xfe\x00", r"no UTF-8 text \(byte 0\)"),
+        ("a.npy", b"no", "cannot be read"),
+    ],
+)
+def test_files_that_are_no_data(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadData, match=said):
+        load(tmp_path / name)
+
+
+def test_data_that_is_not_there(tmp_path):
+    with pytest.raises(BadData, match=r"no data .*gone\.txt"):
+        load(tmp_path / "gone.txt")
+
+
+def test_ids_past_the_vocabulary(tmp_path):
+    np.array([1, 2, 300], dtype=np.uint16).tofile(tmp_path / "a.bin")
+    with pytest.raises(BadData, match="token id 300, and the model knows 256"):
+        load(tmp_path / "a.bin")
+    np.save(tmp_path / "a.npy", np.array([1, 2, -1]))
+    with pytest.raises(BadData, match="token id -1"):
+        load(tmp_path / "a.npy")
+
+
+def test_ids_of_a_file_too_large_to_check_are_checked_as_they_are_used(tmp_path, monkeypatch):
+    monkeypatch.setattr("modernize.data._CHECKED_AT_ONCE", 2)
+    np.array([1, 2, 300, 4, 5], dtype=np.uint16).tofile(tmp_path / "val.bin")
+    corpus = load(tmp_path / "val.bin")
+    with pytest.raises(BadData, match="token id 300"):
+        cut(corpus.val, 2).take(np.array([0]))
+
+
+# ------------------------------------------------------------------------------------------ windows
+
+
+def test_windows_do_not_overlap_and_predict_the_next_id():
+    found = cut(np.arange(14), 4)
+    assert len(found) == 3
+    inputs, targets = found.take(np.array([0, 2]))
+    assert inputs.tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert targets.tolist() == [[1, 2, 3, 4], [9, 10, 11, 12]]
+    assert [len(x) for x, _ in found.batches(2)] == [2, 1]
+    assert [len(x) for x, _ in found.batches(2, limit=1)] == [1]
+
+
+def test_drawn_windows_reach_from_the_first_to_the_last_id():
+    found = cut(np.arange(6), 4)
+    starts = {int(x[0, 0]) for x, _ in (found.draw(np.random.default_rng(s), 1) for s in range(50))}
+    assert starts == {0, 1}
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_less_than_a_window_is_refused_with_both_numbers(length):
+    with pytest.raises(BadData, match=f"has {length} tokens, and one window of context 4 needs 5"):
+        cut(np.arange(length), 4)
+
+
+# ------------------------------------------------------------------------------------------ tokenizers
+
+
+def find(option=None, *, vocabulary=None, beside=Path("/nowhere/m.pt"), vocab_size=61):
+    return find_tokenizer(option, vocabulary=vocabulary or {}, beside=beside, vocab_size=vocab_size)
+
+
+def test_a_vocabulary_of_characters():
+    made = VocabularyTokenizer({"a": 0, "b": 1, "\n": 2}, "test")
+    assert made.encode("ab\nb").tolist() == [0, 1, 2, 1]
+    assert made.decode([0, 1, 2]) == "ab\n"
+    assert made.decode([0, 9]) == "a\ufffd"
+    with pytest.raises(BadData, match=r"'é' \(U\+00E9, at position 2\)"):
+        made.encode("abé")
+
+
+def test_a_vocabulary_of_words_takes_the_longest():
+    made = VocabularyTokenizer({" ": 0, "is": 1, "island": 2, "a": 3}, "test")
+    assert made.encode("island is a").tolist() == [2, 0, 1, 0, 3]
+
+
+def test_bytes_round_trip():
+    assert BytesTokenizer().decode(BytesTokenizer().encode("naïve 日本\n").tolist()) == "naïve 日本\n"
+
+
+def bpe_folder(path):
+    path.mkdir()
+    (path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "Ġ": 3}))
+    (path / "merges.txt").write_text("#version: 0.2\na b\n")
+    return path
+
+
+def test_the_order_in_which_tokenizers_are_found(tmp_path):
+    beside = tmp_path / "m.pt"
+    assert find(vocab_size=256).name == "bytes"
+    bpe_folder(tmp_path / "bpe")
+    (tmp_path / "vocab.json").write_bytes((tmp_path / "bpe" / "vocab.json").read_bytes())
+    (tmp_path / "merges.txt").write_bytes((tmp_path / "bpe" / "merges.txt").read_bytes())
+    assert find(beside=beside, vocab_size=256).size == 4
+    with (tmp_path / "meta.pkl").open("wb") as f:
+        pickle.dump({"stoi": {"x": 0, "y": 1}, "itos": {0: "x", 1: "y"}}, f)
+    assert find(beside=beside).encode("yx").tolist() == [1, 0]
+    assert find(vocabulary={"z": 0}, beside=beside).encode("z").tolist() == [0]
+    assert find("bytes", vocabulary={"z": 0}, beside=beside, vocab_size=256).name == "bytes"
+    with pytest.raises(BadData, match="no tokenizer"):
+        find(vocab_size=61)
+
+
+def test_a_tokenizer_by_option(tmp_path):
+    folder = bpe_folder(tmp_path / "bpe")
+    for option in (folder, folder / "vocab.json"):
+        made = find(str(option))
+        assert made.encode("ab b").tolist() == [2, 3, 1]
+        assert made.decode([2, 3, 1]) == "ab b"
+    import tokenizers
+
+    tokenizers.Tokenizer.from_file  # noqa: B018
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    assert find(str(tmp_path / "tokenizer.json")).encode("b").tolist() == [1]
+
+
+@pytest.mark.parametrize("option", ["gone.json", "."])
+def test_tokenizers_that_are_not_there(tmp_path, option):
+    with pytest.raises(BadData, match="--tokenizer"):
+        find(str(tmp_path / option))
+
+
+def test_a_tokenizer_with_too_many_tokens():
+    with pytest.raises(BadData, match="256 tokens, and the model knows 61"):
+        find("bytes")
+
+
+class Evil:
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return open, (str(self.canary), "w")
+
+
+@pytest.mark.parametrize("content", ["evil", "text", "empty"])
+def test_a_meta_pkl_is_read_as_plain_values_only(tmp_path, content):
+    meta = tmp_path / "meta.pkl"
+    meta.write_bytes(
+        {"evil": pickle.dumps({"stoi": Evil(tmp_path / "canary")}), "text": b"hello", "empty": pickle.dumps({})}[
+            content
+        ]
+    )
+    with pytest.raises(BadData, match=r"meta\.pkl"):
+        find(beside=tmp_path / "m.pt")
+    assert not (tmp_path / "canary").exists()

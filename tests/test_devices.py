@@ -1,0 +1,134 @@
+"""Choices of device and precision, also for devices that are not here; and what runs only where CUDA is."""
+
+import contextlib
+
+import pytest
+import tiny
+import torch
+
+from modernize import devices
+from modernize.errors import UsageError
+
+CUDA, MPS, CPU = torch.device("cuda"), torch.device("mps"), torch.device("cpu")
+
+
+def there(monkeypatch, *, cuda, mps, bf16=True):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "wanted"),
+    [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu"), (True, False, "cuda")],
+)
+def test_auto_takes_cuda_then_mps_then_cpu(monkeypatch, cuda, mps, wanted):
+    there(monkeypatch, cuda=cuda, mps=mps)
+    assert devices.choose_device("auto").type == wanted
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused(monkeypatch, name):
+    there(monkeypatch, cuda=False, mps=False)
+    with pytest.raises(UsageError, match=f"--device {name}"):
+        devices.choose_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "bf16", "wanted"),
+    [
+        ("auto", CUDA, True, torch.bfloat16),
+        ("auto", CUDA, False, torch.float32),
+        ("auto", MPS, True, torch.float32),
+        ("auto", CPU, True, torch.float32),
+        ("bfloat16", CPU, True, torch.bfloat16),
+        ("float16", CUDA, True, torch.float16),
+        ("float32", CUDA, True, torch.float32),
+    ],
+)
+def test_precision(monkeypatch, name, device, bf16, wanted):
+    there(monkeypatch, cuda=True, mps=False, bf16=bf16)
+    assert devices.choose_precision(name, device) == wanted
+
+
+def test_autocast_is_nothing_for_float32_and_lowers_products_otherwise():
+    assert isinstance(devices.autocast(CPU, torch.float32), contextlib.nullcontext)
+    with devices.autocast(CPU, torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_only_float16_is_scaled():
+    assert devices.gradient_scaler(CPU, torch.float16).is_enabled()
+    assert not devices.gradient_scaler(CPU, torch.bfloat16).is_enabled()
+    assert not devices.gradient_scaler(CPU, torch.float32).is_enabled()
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "wanted"),
+    [(None, CUDA, True), (None, CPU, False), (None, MPS, False), (True, CPU, True), (False, CUDA, False)],
+)
+def test_compile_is_for_cuda_unless_asked(option, device, wanted):
+    assert devices.should_compile(option, device) is wanted
+
+
+def test_adamw_is_fused_where_it_can_be():
+    assert all(devices.has_fused_adamw(d) for d in (CUDA, MPS, CPU))
+    assert not devices.has_fused_adamw(torch.device("meta"))
+
+
+def test_transfer_pins_for_cuda_alone():
+    class Spy:
+        def __init__(self):
+            self.calls = []
+
+        def pin_memory(self):
+            self.calls.append("pin")
+            return self
+
+        def to(self, device, **how):
+            self.calls.append((device.type, how))
+            return self
+
+    assert devices.transfer(spy := Spy(), CUDA).calls == ["pin", ("cuda", {"non_blocking": True})]
+    assert spy.calls
+    assert devices.transfer(Spy(), CPU).calls == [("cpu", {})]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_finetune_on_cuda(run, nano, tmp_path, dtype, compiled):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    data = tiny.write_bin(tmp_path / "data", tiny.spec())
+    new = tmp_path / "new.safetensors"
+    run("convert", nano, new)
+    flag = "--compile" if compiled else "--no-compile"
+    result = run(
+        "finetune",
+        new,
+        "--data",
+        data,
+        "--teacher",
+        nano,
+        "--steps",
+        30,
+        "--lr",
+        "5e-3",
+        "--dtype",
+        dtype,
+        flag,
+        "--json",
+    )
+    assert result.code == 0, result.err
+    assert result.json["device"] == "cuda"
+    assert result.json["loss"]["best"] < result.json["loss"]["before"]
+
+
+@pytest.mark.gpu
+def test_losses_on_cuda_are_those_on_the_cpu(run, nano, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    data = tiny.write_bin(tmp_path / "data", tiny.spec())
+    losses = [run("eval", nano, "--data", data, "--device", d, "--json").json["loss"] for d in ("cpu", "cuda")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)

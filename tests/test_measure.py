@@ -1,0 +1,214 @@
+"""`eval`, `compare` and `sample`."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import reference
+import tiny
+import torch
+
+from modernize.loading import load
+from modernize.measure import compare, evaluate
+from modernize.old import OldGPT
+from modernize.sample import generate
+
+
+@pytest.fixture
+def pair(run, nano, tmp_path):
+    new = tmp_path / "new.safetensors"
+    run("convert", nano, new)
+    return nano, new
+
+
+@pytest.fixture
+def data(tmp_path):
+    return tiny.write_bin(tmp_path / "data", tiny.spec())
+
+
+def reference_loss(logits, targets):
+    log = (
+        logits
+        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - logits.max(-1, keepdims=True)
+    )
+    return -np.take_along_axis(log, targets[..., None], -1)[..., 0]
+
+
+# ------------------------------------------------------------------------------------------ eval
+
+
+def test_eval_of_the_old_model_is_the_reference_loss(run, nano, data):
+    spec = tiny.spec()
+    ids = np.fromfile(data / "val.bin", dtype=np.uint16).astype(np.int64)
+    count = (len(ids) - 1) // 16
+    x, y = ids[: count * 16].reshape(count, 16), ids[1 : count * 16 + 1].reshape(count, 16)
+    wanted = reference_loss(reference.old_logits(tiny.jittered(spec), spec, x), y).mean()
+    found = run("eval", nano, "--data", data, "--json").json
+    assert found["loss"] == pytest.approx(wanted, abs=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-5)
+    assert (found["tokens"], found["context"]) == (count * 16, 16)
+    assert found["contexts"] == [{k: found[k] for k in ("loss", "perplexity", "tokens", "context")}]
+
+
+def test_eval_of_padded_rows_counts_what_is_predicted(run, nano, tmp_path):
+    spec = tiny.spec()
+    rows = np.full((10, 17), -1)
+    random = np.random.default_rng(0)
+    for row, length in zip(rows, random.integers(3, 17, 10), strict=True):
+        row[:length] = random.integers(0, 61, length)
+    np.save(tmp_path / "rows.npy", rows)
+    losses = []
+    for row in rows:
+        ids = row[row >= 0]
+        logits = reference.old_logits(tiny.jittered(spec), spec, ids[None, :-1])
+        losses += reference_loss(logits, ids[None, 1:])[0].tolist()
+    found = run("eval", nano, "--data", tmp_path / "rows.npy", "--split", "all", "--json").json
+    assert found["tokens"] == len(losses)
+    assert found["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+def test_a_new_model_is_measured_past_its_context_and_an_old_one_is_not(run, pair, data):
+    old, new = pair
+    found = run("eval", new, "--data", data, "--context", "8", "--context", "64", "--json").json
+    assert [c["context"] for c in found["contexts"]] == [8, 64]
+    assert found["context"] == 8
+    result = run("eval", old, "--data", data, "--context", "17")
+    assert (result.code, "positions 1 to 16" in result.err) == (2, True)
+
+
+def test_half_precision_is_measured(run, nano, tmp_path, data):
+    run("convert", nano, tmp_path / "a.safetensors")
+    run("convert", nano, tmp_path / "b.safetensors", "--dtype", "bfloat16")
+    a, b = (run("eval", tmp_path / f"{n}.safetensors", "--data", data, "--json").json["loss"] for n in "ab")
+    assert a == pytest.approx(b, abs=0.05)
+
+
+def test_progress_goes_to_stderr_and_quiet_silences_it(run, nano, data):
+    assert "24/24" in run("eval", nano, "--data", data, "--activation", "gelu").err
+    assert run("eval", nano, "--data", data, "--quiet").err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--data", "{tmp}/short.bin"), "one window of context 16 needs 17"),
+        (("--data", "{tmp}/past.bin"), "token id 61, and the model knows 61"),
+        (("--data", "{tmp}/a.txt"), "no tokenizer"),
+        (("--data", "{tmp}/a.txt", "--tokenizer", "{tmp}/meta.pkl"), "'é' (U+00E9, at position 0)"),
+        (("--data", "{tmp}/gone.txt"), "no data"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(run, nano, tmp_path, arguments, said):
+    np.zeros(16, dtype=np.uint16).tofile(tmp_path / "short.bin")
+    np.full(600, 61, dtype=np.uint16).tofile(tmp_path / "past.bin")
+    (tmp_path / "a.txt").write_text("é" * 900)
+    if "--tokenizer" in arguments:
+        (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"stoi": {"a": 0}}))
+    result = run("eval", nano, *(a.format(tmp=tmp_path) for a in arguments))
+    assert result.code == 3
+    assert said in result.err
+    assert "hint: " in result.err
+
+
+# ------------------------------------------------------------------------------------------ compare
+
+
+def test_compare_tells_what_is_promised(run, pair, data):
+    old, new = pair
+    found = run("compare", old, new, "--data", data, "--json").json
+    assert {"schema", "loss", "kl", "top1_agreement", "parameters", "by_position", "beyond_context"} <= set(found)
+    assert found["loss"]["old"] == pytest.approx(run("eval", old, "--data", data, "--json").json["loss"], abs=1e-6)
+    assert found["loss"]["new"] == pytest.approx(run("eval", new, "--data", data, "--json").json["loss"], abs=1e-6)
+    assert found["kl"] > 0
+    assert 0 <= found["top1_agreement"] <= 1
+    assert found["parameters"]["old"] == tiny.spec().parameters()
+    assert [(r["start"], r["end"]) for r in found["by_position"]] == [(i, i + 2) for i in range(0, 16, 2)]
+    mean = np.mean([r["new"] for r in found["by_position"]])
+    assert mean == pytest.approx(found["loss"]["new"], abs=1e-5)
+    beyond = found["beyond_context"]
+    assert [(r["context"], r["old"] is None) for r in beyond] == [(16, False), (32, True), (64, True)]
+
+
+def test_a_model_agrees_with_itself(pair, data):
+    model = load(pair[1])
+    found = compare(model, model, data)
+    assert found.kl == pytest.approx(0, abs=1e-7)
+    assert found.top1_agreement == 1
+
+
+def test_kl_and_agreement_are_those_of_the_definition(pair, data):
+    old, new = load(pair[0]), load(pair[1])
+    found = compare(old, new, data)
+    ids = np.fromfile(data / "val.bin", dtype=np.uint16).astype(np.int64)
+    count = (len(ids) - 1) // 16
+    x = torch.from_numpy(ids[: count * 16].reshape(count, 16))
+    with torch.no_grad():
+        a, b = old(x).double().log_softmax(-1), new(x).double().log_softmax(-1)
+    assert found.kl == pytest.approx(float((a.exp() * (a - b)).sum(-1).mean()), abs=1e-6)
+    assert found.top1_agreement == pytest.approx(float((a.argmax(-1) == b.argmax(-1)).double().mean()), abs=1e-9)
+
+
+def test_compare_for_people_draws_a_chart(run, pair, data):
+    shown = run("compare", *pair, "--data", data).out
+    assert "loss by position" in shown
+    assert "█" in shown
+    assert "64 new" in shown
+
+
+def test_models_of_different_vocabularies_are_not_compared(run, pair, data, tmp_path):
+    other = tiny.save_nano(tmp_path / "o.pt", tiny.spec(vocab_size=40))
+    result = run("compare", other, pair[1], "--data", data)
+    assert (result.code, "40 and 61" in result.err) == (2, True)
+
+
+# ------------------------------------------------------------------------------------------ sample
+
+
+STOI = {chr(48 + i): i for i in range(61)}
+
+
+@pytest.fixture
+def speaking(run, tmp_path):
+    old = tiny.save_nano(tmp_path / "s.pt", tiny.spec(), stoi=STOI)
+    new = tmp_path / "s.safetensors"
+    run("convert", old, new)
+    return old, new
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["old", "new"])
+def test_sample_writes_past_the_context_and_is_repeatable(run, speaking, which):
+    text = run("sample", speaking[which], "--prompt", "01", "--tokens", "40").out
+    assert text.startswith("01")
+    assert len(text.rstrip("\n")) == 42
+    assert run("sample", speaking[which], "--prompt", "01", "--tokens", "40").out == text
+    assert run("sample", speaking[which], "--prompt", "01", "--tokens", "40", "--seed", "1").out != text
+
+
+def test_temperature_zero_is_top_one(run, speaking):
+    a = run("sample", speaking[1], "--prompt", "01", "--temperature", "0").out
+    b = run("sample", speaking[1], "--prompt", "01", "--top-k", "1", "--seed", "9").out
+    assert a == b
+
+
+def test_greedy_takes_the_likeliest():
+    spec = tiny.spec()
+    state = tiny.jittered(spec, dtype=torch.float64)
+    model = OldGPT.from_state(spec, state)
+    start = tiny.ids(spec, length=4)
+    found = torch.stack(list(generate(model, start, tokens=5, temperature=0)), dim=1)
+    for step in range(5):
+        seen = torch.cat([start, found[:, :step]], dim=1)
+        assert torch.equal(torch.from_numpy(reference.old_logits(state, spec, seen)[:, -1]).argmax(-1), found[:, step])
+
+
+@pytest.mark.parametrize(("prompt", "said"), [("", "--prompt is empty"), ("é", "'é'")])
+def test_prompts_that_cannot_be(run, speaking, prompt, said):
+    result = run("sample", speaking[0], "--prompt", prompt)
+    assert (result.code, said in result.err) == (3, True)
+
+
+def test_evaluate_from_python(pair, data):
+    assert evaluate(load(pair[1]), data).context == 16
+    assert evaluate(load(pair[1]), data, context=8, split="train").tokens == 3999 // 8 * 8

@@ -1,0 +1,286 @@
+"""`finetune`: what is minimised, what is yielded, what is kept, what is refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from safetensors import safe_open
+
+import modernize
+from modernize.data import load_corpus
+from modernize.devices import choose_device
+from modernize.errors import BadData, TrainingStopped, UsageError
+from modernize.events import Finished, Settings, Started, Stepped, Validated
+from modernize.loading import load
+from modernize.measure import token_losses
+from modernize.optim import build_optimizers
+from modernize.train import default_batch_size, finetune, schedule
+
+
+@pytest.fixture
+def data(tmp_path):
+    return tiny.write_bin(tmp_path / "data", tiny.spec())
+
+
+@pytest.fixture
+def new(run, nano, tmp_path):
+    path = tmp_path / "new.safetensors"
+    assert run("convert", nano, path).code == 0
+    return path
+
+
+QUICK = {"steps": 12, "batch_size": 4, "device": "cpu"}
+
+
+def events_of(path, data, **options):
+    return list(finetune(load(path), data, **{**QUICK, **options}))
+
+
+# ------------------------------------------------------------------------------------------ the engine
+
+
+def test_events_come_in_order_and_add_up(new, data):
+    found = events_of(new, data, eval_every=5)
+    assert isinstance(found[0], Started)
+    assert isinstance(found[-1], Finished)
+    assert [e.step for e in found if isinstance(e, Stepped)] == list(range(1, 13))
+    assert [e.step for e in found if isinstance(e, Validated)] == [5, 10, 12]
+    assert found[-1].tokens == 12 * 4 * 16
+    assert found[-1].best == min(found[0].before, *(e.loss for e in found if isinstance(e, Validated)))
+    assert found[-1].after == [e.loss for e in found if isinstance(e, Validated)][-1]
+
+
+def test_training_lowers_the_loss(new, data):
+    found = events_of(new, data, steps=60, lr=1e-2)
+    assert found[-1].best < found[0].before - 0.3
+
+
+def test_the_same_seed_gives_the_same_weights(new, data):
+    def weights(seed):
+        model = load(new)
+        list(finetune(model, data, **QUICK, seed=seed))
+        return model.to_state()
+
+    a, b, c = weights(1), weights(1), weights(2)
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    assert not all(torch.equal(a[n], c[n]) for n in a)
+
+
+def test_the_best_weights_are_kept(new, data):
+    """A learning rate that ruins the model: what is left is the model before the first step."""
+    model, before = load(new), load(new).to_state()
+    found = list(finetune(model, data, **QUICK, lr=1.0, eval_every=4, optimizer="adamw"))
+    assert found[-1].after > found[-1].best == found[0].before
+    assert all(torch.equal(before[n], t) for n, t in model.to_state().items())
+
+
+def test_what_is_minimised_is_half_cross_entropy_and_half_kl(new, nano, data):
+    """Without an update in between, the first step's loss is that of its own batch."""
+    student, teacher = load(new), load(nano)
+    step = next(e for e in finetune(load(new), data, **QUICK, teacher=teacher, seed=3) if isinstance(e, Stepped))
+    corpus = load_corpus(data, tokenizer=lambda: None, vocab_size=61)
+    starts = np.random.default_rng(3).integers(0, len(corpus.train) - 16, 4)
+    window = torch.from_numpy(np.stack([corpus.train[s : s + 17] for s in starts]).astype(np.int64))
+    x, y = window[:, :-1], window[:, 1:]
+    with torch.no_grad():
+        a, b = teacher(x).log_softmax(-1), student(x).log_softmax(-1)
+        wanted = 0.5 * token_losses(b, y).mean() + 0.5 * (a.exp() * (a - b)).sum(-1).mean()
+    assert step.loss == pytest.approx(wanted.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_distill_at_its_ends(new, nano, data, weight):
+    options = {**QUICK, "steps": 1, "seed": 3}
+    with_teacher = next(
+        e for e in finetune(load(new), data, **options, teacher=load(nano), distill=weight) if isinstance(e, Stepped)
+    )
+    alone = next(e for e in finetune(load(new), data, **options) if isinstance(e, Stepped))
+    assert (with_teacher.loss == alone.loss) == (weight == 0.0)
+
+
+def test_a_teacher_gives_old_loss_and_recovery(new, nano, data):
+    end = events_of(new, data, teacher=load(nano))[-1]
+    assert end.old == pytest.approx(modernize.evaluate(load(nano), data).loss, abs=1e-6)
+    assert end.recovery == pytest.approx((end.before - end.best) / (end.before - end.old))
+    assert events_of(new, data)[-1].recovery is None
+
+
+def test_accumulated_batches_are_one_large_batch(new, data):
+    """Eight windows at once, or two times four: the same tokens, the same gradient, the same weights."""
+
+    def weights(**options):
+        model = load(new)
+        list(finetune(model, data, steps=1, device="cpu", optimizer="adamw", seed=1, **options))
+        return model.to_state()
+
+    first = load(new).to_state()
+    whole, parts = weights(batch_size=8), weights(batch_size=4, grad_accum=2)
+    moved = max((whole[n] - first[n]).abs().max() for n in whole)
+    assert moved > 1e-4
+    for name in whole:
+        torch.testing.assert_close(whole[name], parts[name], rtol=0, atol=moved.item() / 10)
+
+
+def test_a_loss_that_is_no_number_stops_before_the_update(new, data):
+    model = load(new)
+    with torch.no_grad():
+        model.h[0].mlp.up.weight[0, 0] = math.inf
+    before = {n: t.clone() for n, t in model.to_state().items()}
+    with pytest.raises(TrainingStopped, match="step 1"):
+        list(finetune(model, data, **QUICK))
+    assert all(torch.equal(t, model.to_state()[n]) for n, t in before.items())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_reduced_precision_trains_too(new, data, dtype):
+    end = events_of(new, data, dtype=dtype, steps=30, lr=5e-3)[-1]
+    assert end.dtype == dtype
+    assert end.best < end.before
+
+
+def test_rows_with_padding_can_be_trained_on(new, tmp_path):
+    rows = np.full((40, 17), -1)
+    rows[:, :9] = np.arange(9)
+    np.save(tmp_path / "rows.npy", rows)
+    assert events_of(new, tmp_path / "rows.npy", steps=30, lr=1e-2)[-1].best < 3
+
+
+def test_validation_can_be_limited_and_says_so(new, data):
+    found = events_of(new, data, val_tokens=64)
+    assert "first 64 tokens of 384" in found[0].text
+    assert found[1].validation_tokens == 64
+
+
+def test_the_schedule_rises_and_falls():
+    factors = [schedule(step, 10, 2) for step in range(10)]
+    assert factors[:3] == [0.5, 1.0, 1.0]
+    assert factors == sorted(factors[:2]) + sorted(factors[2:], reverse=True)
+    assert 0 < factors[-1] < 0.2
+
+
+@pytest.mark.parametrize(("block", "batch"), [(6, 341), (128, 16), (256, 8), (1024, 8)])
+def test_the_default_batch_is_about_two_thousand_tokens(block, batch):
+    assert default_batch_size(block) == batch
+
+
+@pytest.mark.parametrize("name", ["auto", "muon", "adamw"])
+def test_every_parameter_has_one_optimizer(new, name):
+    model = load(new)
+    optimizers = build_optimizers(model, name, 1e-3, torch.device("cpu"))
+    held = [id(p) for o in optimizers for g in o.param_groups for p in g["params"]]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+    if name != "adamw":
+        muon = {id(p) for g in optimizers[1].param_groups for p in g["params"]}
+        assert muon == {id(p) for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("h.")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 0},
+        {"distill": 1.5},
+        {"lr": 0.0},
+        {"lr": math.nan},
+        {"grad_accum": 0},
+        {"batch_size": -1},
+        {"warmup": -1},
+    ],
+)
+def test_settings_that_cannot_be(new, data, change):
+    with pytest.raises(UsageError):
+        finetune(load(new), data, settings=Settings(**change))
+
+
+def test_a_block_past_the_teacher_is_refused(new, nano, data):
+    with pytest.raises(UsageError, match="16 positions"):
+        finetune(load(new), data, teacher=load(nano), block_size=32)
+    assert events_of(new, data, block_size=32, steps=2)[0].block_size == 32
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(new, tmp_path, data):
+    other = load(tiny.save_nano(tmp_path / "o.pt", tiny.spec(vocab_size=40)))
+    with pytest.raises(UsageError, match="40 tokens and the model 61"):
+        finetune(load(new), data, teacher=other)
+
+
+def test_data_without_a_training_part_is_refused(new, data):
+    with pytest.raises(BadData, match="no training part"):
+        finetune(load(new), data / "val.bin")
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_writes_what_it_says(run, new, nano, data, tmp_path):
+    log, plot = tmp_path / "log.jsonl", tmp_path / "p.png"
+    result = run(
+        "finetune", new, "--data", data, "--teacher", nano, "--steps", 10, "--batch-size", 4, "--device", "cpu",
+        "--log", log, "--plot", plot, "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    report = result.json
+    assert set(report) == {
+        "schema", "input", "output", "steps", "tokens", "loss", "recovery", "tokens_per_second", "device", "dtype",
+        "stopped",
+    }  # fmt: skip
+    assert set(report["loss"]) == {"before", "after", "best", "old"}
+    assert report["stopped"] == "steps"
+    out = tmp_path / "new-finetuned.safetensors"
+    assert report["output"] == str(out)
+    assert modernize.evaluate(load(out), data).loss == pytest.approx(report["loss"]["best"], abs=1e-5)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [r["event"] for r in rows if r["event"] != "notice"][0] == "started"
+    assert rows[-1]["event"] == "finished"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    with safe_open(out, framework="pt") as file:
+        facts = json.loads(file.metadata()["modernize"])
+    assert facts["finetune"]["steps"] == 10
+    assert facts["init"] == "fold"
+    assert "10/10" in result.err
+
+
+def test_the_dtype_of_the_file_is_kept(run, nano, data, tmp_path):
+    new = tmp_path / "new.safetensors"
+    run("convert", nano, new, "--dtype", "bfloat16")
+    assert run("finetune", new, "--data", data, "--steps", 2, "-o", tmp_path / "out.safetensors").code == 0
+    assert {p.dtype for p in load(tmp_path / "out.safetensors").parameters()} == {torch.bfloat16}
+
+
+def test_an_existing_output_is_refused_before_training(run, new, data, tmp_path):
+    (tmp_path / "new-finetuned.safetensors").write_bytes(b"precious")
+    result = run("finetune", new, "--data", data, "--steps", 2)
+    assert (result.code, "exists already" in result.err) == (4, True)
+
+
+@pytest.mark.parametrize("which", ["output", "log"])
+def test_the_inputs_are_never_outputs(run, new, nano, data, which):
+    option = {"output": "-o", "log": "--log"}[which]
+    for source in (new, nano):
+        result = run("finetune", new, "--data", data, "--teacher", nano, "--steps", 1, option, source, "--force")
+        assert result.code == 4
+
+
+def test_an_old_model_is_not_finetuned_and_a_new_one_is_no_teacher(run, new, nano, data):
+    result = run("finetune", nano, "--data", data)
+    assert (result.code, "modernize convert" in result.err) == (2, True)
+    result = run("finetune", new, "--data", data, "--teacher", new)
+    assert (result.code, "is a modern model" in result.err) == (2, True)
+
+
+def test_a_stop_on_a_bad_number_is_exit_five(run, tmp_path, data):
+    spec = tiny.spec()
+    state = tiny.jittered(spec)
+    state["h.0.mlp.up.weight"] *= 1e30
+    state["h.0.mlp.down.weight"] *= 1e30
+    new = tmp_path / "new.safetensors"
+    run("convert", tiny.save_nano(tmp_path / "n.pt", spec, state=state), new)
+    result = run("finetune", new, "--data", data, "--steps", 2, "--device", "cpu")
+    assert (result.code, "not a finite number" in result.err) == (5, True)
+    assert not (tmp_path / "new-finetuned.safetensors").exists()
+
+
+def test_auto_is_a_device_that_is_there(new, data):
+    assert events_of(new, data, device="auto", steps=1)[0].device == choose_device("auto").type
