@@ -204,6 +204,12 @@ def test_outputs_that_cannot_be(run, nano, tmp_path, output):
     assert "hint: " in result.err
 
 
+@pytest.mark.parametrize("name", ["new.pt", "new", "new.bin"])
+def test_only_safetensors_are_written(run, nano, tmp_path, name):
+    result = run("convert", nano, tmp_path / name)
+    assert (result.code, "new.safetensors" in result.err) == (2, True)
+
+
 def test_a_full_disk_leaves_nothing_behind(run, nano, tmp_path, monkeypatch):
     def full(fd):
         raise OSError(28, "No space left on device")

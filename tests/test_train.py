@@ -232,7 +232,7 @@ def test_the_command_writes_what_it_says(run, new, nano, data, tmp_path):
     assert report["output"] == str(out)
     assert modernize.evaluate(load(out), data).loss == pytest.approx(report["loss"]["best"], abs=1e-5)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [r["event"] for r in rows if r["event"] != "notice"][0] == "started"
+    assert next(r["event"] for r in rows if r["event"] != "notice") == "started"
     assert rows[-1]["event"] == "finished"
     assert plot.read_bytes().startswith(b"\x89PNG")
     with safe_open(out, framework="pt") as file:

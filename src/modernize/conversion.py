@@ -16,7 +16,7 @@ from modernize.rewrite.apply import Rewritten, rewrite
 from modernize.rewrite.plan import Plan
 from modernize.spec import State
 from modernize.tokenizer import VocabularyTokenizer, find_tokenizer, vocabulary_beside
-from modernize.write import check_output, model_metadata, write_model
+from modernize.write import check_output, check_suffix, model_metadata, write_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,7 @@ def convert(
     if not rope_base > 1:
         raise UsageError(f"--rope-base {rope_base} is not above 1", hint="10000 is usual")
     check_output(new, inputs=(old,), force=force)
+    check_suffix(new)
     checkpoint = open_checkpoint(old, weights=weights)
     found = recognise(checkpoint, facts)
     check_output(new, inputs=(checkpoint.file,), force=force)

@@ -166,6 +166,7 @@ class _Run:
         """Compile at the first step, and go on without where that fails."""
         if step or self.forward is self.model:
             return
+        self.model.rope(self.train.context, self.device)  # made beforehand, so that the graph only reads the tables
         sample = torch.zeros((1, self.train.context), dtype=torch.int64, device=self.device)
         try:
             with autocast(self.device, self.precision):

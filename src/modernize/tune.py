@@ -20,7 +20,7 @@ from modernize.plot import check_plot, plot_losses
 from modernize.stored import Stored
 from modernize.tokenizer import find_tokenizer
 from modernize.train import finetune
-from modernize.write import check_output, model_metadata, write_model
+from modernize.write import check_output, check_suffix, model_metadata, write_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ def tune(job: Job) -> Iterator[TuneEvent]:
     for output in (job.output, job.log, job.plot):
         if output is not None:
             check_output(output, inputs=inputs, force=job.force)
+    check_suffix(job.output)
     if job.plot:
         check_plot()
     model, stored = _modern(job.checkpoint)

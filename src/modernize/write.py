@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernize import __version__
-from modernize.errors import OutputRefused
+from modernize.errors import OutputRefused, UsageError
 from modernize.spec import ModernConfig, State
 from modernize.stored import METADATA_KEY
 
@@ -37,6 +37,15 @@ def check_output(path: Path, *, inputs: tuple[Path, ...], force: bool) -> None:
         raise OutputRefused(f"the output {path} exists already", hint="give another name, or --force to replace it")
     if not path.parent.is_dir():
         raise OutputRefused(f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'")
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a name that would make other programs take a safetensors file for something else. Raises UsageError."""
+    if path.suffix != ".safetensors":
+        raise UsageError(
+            f"{path} is not named .safetensors, and nothing else is written",
+            hint=f"name it {path.with_suffix('.safetensors')}",
+        )
 
 
 def model_metadata(

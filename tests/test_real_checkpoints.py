@@ -1,0 +1,96 @@
+"""Real checkpoints, trained by others; skipped where they are not. Losses are those that their own programs reach."""
+
+import numpy as np
+import pytest
+import torch
+
+import modernize
+from modernize.facts import Facts
+from modernize.measure import evaluate
+from modernize.sample import generate
+
+# folder, file, facts that no key says, old loss on val.bin
+BY_VAL_BIN = [
+    ("nanogpt-shakespeare-bias", "ckpt.pt", {}, 1.6625),
+    ("nanogpt-professionals", "ckpt.pt", {}, 2.2202),
+    ("nanogpt-by-hand", "ckpt.pt", {}, 1.5061),
+    ("lecture-bpe", "gpt_model.pth", {"activation": "relu", "attn_scale": "embd"}, 0.5305),
+]
+MINGPT = {
+    "mingpt-adder": {"n_head": 3, "activation": "gelu_tanh"},
+    "makemore-names": {"n_head": 4, "activation": "gelu_tanh"},
+}
+ALL = [
+    *((folder, file, facts) for folder, file, facts, _ in BY_VAL_BIN),
+    *((folder, "model.pt", facts) for folder, facts in MINGPT.items()),
+    ("slm-memorised", "ckpt.pt", {}),
+]
+
+
+def options(facts):
+    return [part for name, value in facts.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+
+@pytest.mark.parametrize(("folder", "file", "facts", "loss"), BY_VAL_BIN, ids=[row[0] for row in BY_VAL_BIN])
+def test_old_losses_on_val_bin(run, checkpoints, folder, file, facts, loss):
+    home = checkpoints / folder
+    found = run("eval", home / file, "--data", home, "--json", *options(facts)).json
+    assert found["loss"] == pytest.approx(loss, abs=1e-3)
+
+
+def test_old_loss_of_the_memorised_corpus(run, checkpoints):
+    home = checkpoints / "slm-memorised"
+    found = run("eval", home / "ckpt.pt", "--data", home / "corpus.txt", "--split", "all", "--json").json
+    assert found["loss"] == pytest.approx(0.0698, abs=1e-3)
+
+
+def test_old_loss_of_the_names(run, checkpoints, tmp_path):
+    """A name a row: 0, letters as 1 to 26, an ending 0, and padding that is not predicted."""
+    home = checkpoints / "makemore-names"
+    names = (home / "names.txt").read_text().split()
+    rows = np.full((len(names), 17), -1)
+    for row, name in zip(rows, names, strict=True):
+        row[0] = row[len(name) + 1] = 0
+        row[1 : len(name) + 1] = [ord(letter) - 96 for letter in name]
+    np.save(tmp_path / "names.npy", rows)
+    facts = options(MINGPT["makemore-names"])
+    found = run("eval", home / "model.pt", "--data", tmp_path / "names.npy", "--split", "all", "--json", *facts).json
+    assert found["loss"] == pytest.approx(1.9025, abs=1e-3)
+
+
+def test_the_adder_gets_all_sums(checkpoints):
+    model = modernize.load(checkpoints / "mingpt-adder" / "model.pt", facts=Facts(**MINGPT["mingpt-adder"]))
+    a, b = torch.arange(10_000) // 100, torch.arange(10_000) % 100
+    asked = torch.stack([a // 10, a % 10, b // 10, b % 10], dim=1)
+    digits = torch.stack(list(generate(model, asked, tokens=3, temperature=0)), dim=1)  # lowest first
+    assert int(((digits * torch.tensor([1, 10, 100])).sum(1) == a + b).sum()) == 10_000
+
+
+@pytest.mark.parametrize(("folder", "file", "facts"), ALL, ids=[row[0] for row in ALL])
+@pytest.mark.parametrize("init", ["fold", "reset"])
+def test_all_convert_and_run(run, checkpoints, tmp_path, folder, file, facts, init):
+    new = tmp_path / "new.safetensors"
+    result = run("convert", checkpoints / folder / file, new, "--init", init, "--json", *options(facts))
+    assert result.code == 0, result.err
+    assert result.json["parameters"]["after"] < result.json["parameters"]["before"]
+    model = modernize.load(new)
+    ids = torch.zeros((1, 2 * model.block_size), dtype=torch.int64)
+    assert torch.isfinite(model(ids)).all()
+
+
+@pytest.mark.parametrize("folder", ["nanogpt-professionals", "nanogpt-by-hand"])
+def test_without_biases_fold_loses_less_than_reset(run, checkpoints, tmp_path, folder):
+    home, losses = checkpoints / folder, {}
+    for init in ("fold", "reset"):
+        new = tmp_path / f"{init}.safetensors"
+        run("convert", home / "ckpt.pt", new, "--init", init)
+        losses[init] = evaluate(modernize.load(new), home).loss
+    assert losses["fold"] < losses["reset"]
+
+
+@pytest.mark.parametrize("folder", ["mingpt-adder", "makemore-names"])
+def test_what_no_key_says_is_asked_for(run, checkpoints, folder):
+    result = run("inspect", checkpoints / folder / "model.pt")
+    assert result.code == 3
+    assert "--n-head" in result.err
+    assert "--activation gelu|gelu_tanh" in result.err
