@@ -1,7 +1,7 @@
 """The whole story on the example checkpoint: inspect, convert, fine-tune 100 steps, compare, sample.
 
-Run it after installing: `python examples/whole_story.py`. It takes under two minutes on two CPU cores and leaves its two
-models in a folder that it names.
+Run it after installing: `python examples/whole_story.py`. It takes under two minutes on two CPU cores and leaves its
+two models in a folder that it names.
 """
 
 import subprocess

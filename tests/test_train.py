@@ -182,7 +182,7 @@ def test_every_parameter_has_one_optimizer(new, name):
     [
         {"steps": 0},
         {"distill": 1.5},
-        {"lr": 0.0},
+        {"lr": -1.0},
         {"lr": math.nan},
         {"grad_accum": 0},
         {"batch_size": -1},

@@ -151,7 +151,9 @@ def finetune(
     batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Windows a step.")] = None,
     block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens a window.")] = None,
     grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches an update.")] = 1,
-    lr: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 1e-3,
+    lr: Annotated[
+        float | None, typer.Option("--lr", min=1e-12, help="Peak; by default 4e-3, with adamw alone 2e-3.")
+    ] = None,
     optimizer: Annotated[
         OptimizerName, typer.Option("--optimizer", help="auto: Muon for matrices, AdamW for the rest.")
     ] = "auto",
@@ -186,7 +188,7 @@ def finetune(
         batch_size=batch_size or 0,
         block_size=block_size or 0,
         grad_accum=grad_accum,
-        lr=lr,
+        lr=lr or 0.0,
         optimizer=optimizer,
         distill=distill,
         warmup=warmup or 0,

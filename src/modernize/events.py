@@ -1,5 +1,6 @@
 """What a fine-tune is told, and what it tells: Settings, and the events that the bar, the log and the plot live on."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,13 +12,13 @@ Stopped = Literal["steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to train. Zero means chosen: sizes from the model, `warmup` and `eval_every` from `steps`."""
+    """How to train. Zero means chosen: sizes from the model, `lr` from the optimizer, the others from `steps`."""
 
     steps: int = 200
     batch_size: int = 0
     block_size: int = 0
     grad_accum: int = 1
-    lr: float = 1e-3
+    lr: float = 0.0
     optimizer: OptimizerName = "auto"
     distill: float = 0.5
     warmup: int = 0
@@ -45,8 +46,8 @@ class Settings:
                 )
         if not 0 <= self.distill <= 1:
             raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
-        if not self.lr > 0:
-            raise UsageError(f"--lr {self.lr} is not above 0", hint="1e-3 is the default")
+        if not (math.isfinite(self.lr) and self.lr >= 0):
+            raise UsageError(f"--lr {self.lr} is not a positive number", hint="leave it out for the default")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from modernize.choices import OptimizerName
 from modernize.devices import has_fused_adamw
 
 BETAS = (0.9, 0.95)
+# peaks that won back most on small models in 100 and 200 steps; Muon's serves both of its optimizers
+DEFAULT_LR: dict[OptimizerName, float] = {"auto": 4e-3, "muon": 4e-3, "adamw": 2e-3}
 
 
 def build_optimizers(

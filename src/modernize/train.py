@@ -29,7 +29,7 @@ from modernize.events import Event, Finished, Notice, Settings, Started, Stepped
 from modernize.measure import Progress, corpus_for, mean_loss, silent, token_losses
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
-from modernize.optim import build_optimizers
+from modernize.optim import DEFAULT_LR, build_optimizers
 from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
@@ -108,7 +108,8 @@ class _Run:
         self.forward: Callable[[Tensor], Tensor] = self.model
         if should_compile(settings.compile, self.device):
             self.forward = torch.compile(self.model)
-        self.optimizers = build_optimizers(self.model, settings.optimizer, settings.lr, self.device)
+        self.lr = settings.lr or DEFAULT_LR[settings.optimizer]
+        self.optimizers = build_optimizers(self.model, settings.optimizer, self.lr, self.device)
         self.scaler = gradient_scaler(self.device, self.precision)
         self.random = np.random.default_rng(settings.seed)
         self.tokens, self.seconds = 0, 0.0
@@ -198,7 +199,7 @@ class _Run:
         return Stepped(
             step=step + 1,
             loss=total,
-            lr=self.settings.lr * factor,
+            lr=self.lr * factor,
             tokens=self.tokens,
             tokens_per_second=self.tokens / self.seconds,
             seconds_left=self.seconds / (step + 1) * (self.settings.steps - step - 1),
@@ -212,7 +213,7 @@ class _Run:
         if not math.isfinite(loss) or not (math.isfinite(norm) or self.scaler.is_enabled()):
             raise TrainingStopped(
                 f"step {step + 1}: the {'loss' if not math.isfinite(loss) else 'gradient'} is not a finite number",
-                hint=f"try a smaller learning rate, --lr {self.settings.lr / 4:g}, or --dtype float32",
+                hint=f"try a smaller learning rate, --lr {self.lr / 4:g}, or --dtype float32",
             )
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
