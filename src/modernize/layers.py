@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modernize.choices import Activation
+from modernize.spec import State
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -33,6 +34,17 @@ class MLP(nn.Module):
         hidden = ACTIVATION_FUNCTIONS[self.activation](self.up(x))  # (B, T, n_inner)
         out: Tensor = self.down(hidden)  # (B, T, n_embd)
         return out
+
+
+def adopt(model: nn.Module, state: State, *, tied: bool) -> None:
+    """Make these tensors a model's own, in their dtype and without a copy. A tied head is absent from the State.
+
+    Raises RuntimeError for names or shapes that are not the model's.
+    """
+    embedding, head = model.get_submodule("wte"), model.get_submodule("head")
+    model.load_state_dict(state | ({"head.weight": state["wte.weight"]} if tied else {}), assign=True)
+    if tied:
+        head.weight = embedding.weight
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:

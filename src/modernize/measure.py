@@ -204,7 +204,7 @@ def mean_loss(model: Model, ids: Windows, *, limit: int = 0, progress: Progress 
         for inputs, targets in ids.batches(batch_size(ids), limit=limit):
             y = torch.from_numpy(targets).to(device)  # (B, T)
             losses = token_losses(model(torch.from_numpy(inputs).to(device)), y)  # (B, T)
-            total += losses.double().sum().item() if device.type != "mps" else losses.sum().item()
+            total += losses.cpu().double().sum().item()  # on the CPU, since MPS has no float64
             tokens += int((targets != IGNORED).sum())
             done += len(inputs)
             progress(done, count)
@@ -216,6 +216,13 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     wide = logits.flatten(0, 1) if logits.dtype == torch.float64 else logits.flatten(0, 1).float()
     flat = F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORED, reduction="none")
     return flat.view_as(targets)
+
+
+def divergence(old: Tensor, new: Tensor) -> Tensor:
+    """KL(old ‖ new) = Σ p_old (log p_old − log p_new) in nats, from log-probabilities (B, T, vocab) to (B, T)."""
+    likely = old.exp()
+    # products and sums in one go, so that nothing of the size of the logits is kept for them
+    return torch.einsum("btv,btv->bt", likely, old) - torch.einsum("btv,btv->bt", likely, new)
 
 
 # ---------------------------------------------------------------------------------------------- side by side
@@ -245,12 +252,12 @@ def _side_by_side(old: Model, new: Model, ids: Windows, progress: Progress) -> _
             found = {
                 "old": token_losses(a, y),
                 "new": token_losses(b, y),
-                "kl": (log_a.exp() * (log_a - log_b)).sum(-1) * known,
+                "kl": divergence(log_a, log_b) * known,
                 "agree": (a.argmax(-1) == b.argmax(-1)) & known,
                 "count": known,
             }
             for name, values in found.items():
-                sums[name][: values.shape[1]] += values.float().sum(0).double().cpu()
+                sums[name][: values.shape[1]] += values.float().sum(0).cpu().double()
             done += len(inputs)
             progress(done, len(ids))
     return _Sums(**sums)

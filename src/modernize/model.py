@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from modernize.layers import MLP, merge_heads, split_heads
+from modernize.layers import MLP, adopt, merge_heads, split_heads
 from modernize.spec import ModernConfig, State
 
 
@@ -47,8 +47,9 @@ def build_rope_cache(
     """
     if head_dim % 2:
         raise ValueError(f"head_dim is {head_dim}, and RoPE turns pairs")
-    theta = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # (head_dim/2,)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta)  # (seq_len, head_dim/2)
+    places = torch.arange(seq_len, dtype=torch.float64, device="cpu")
+    theta = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)  # (head_dim/2,)
+    angles = torch.outer(places, theta)  # (seq_len, head_dim/2)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
@@ -122,10 +123,7 @@ class ModernGPT(nn.Module):
         """A model that holds these tensors, named as in `config.shapes()`, in their dtype."""
         with torch.device("meta"):
             model = cls(config)
-        whole = state | ({"head.weight": state["wte.weight"]} if config.tied else {})
-        model.load_state_dict(whole, assign=True)
-        if config.tied:
-            model.head.weight = model.wte.weight
+        adopt(model, state, tied=config.tied)
         return model.requires_grad_(True)
 
     def to_state(self) -> State:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modernize.errors import UsageError
-from modernize.layers import MLP, merge_heads, split_heads
+from modernize.layers import MLP, adopt, merge_heads, split_heads
 from modernize.spec import GPTSpec, State
 
 
@@ -68,10 +68,7 @@ class OldGPT(nn.Module):
         """A model that holds the tensors of a canonical State, in their dtype; a tied head is absent there."""
         with torch.device("meta"):
             model = cls(spec)
-        whole = state | ({"head.weight": state["wte.weight"]} if spec.tied else {})
-        model.load_state_dict(whole, assign=True)
-        if spec.tied:
-            model.head.weight = model.wte.weight
+        adopt(model, state, tied=spec.tied)
         return model.requires_grad_(False)
 
     @property

@@ -42,12 +42,8 @@ def names_of(part: str, n_layer: int) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTSpec:
-    """The facts of an old model: pre-norm blocks, LayerNorm, learned positions.
-
-    Scores are divided by √(head size) (`attn_scale` "head") or by √width ("embd"). `biases` lists the parts, of NORMS
-    and LINEARS, that carry a shift or bias.
-    """
+class _Sizes:
+    """What an old and a modern model have in common. `biases` lists the parts that carry a shift or bias."""
 
     n_layer: int
     n_head: int
@@ -56,7 +52,6 @@ class GPTSpec:
     block_size: int
     vocab_size: int
     activation: Activation
-    attn_scale: AttnScale
     norm_eps: float
     tied: bool
     biases: tuple[str, ...]
@@ -67,12 +62,8 @@ class GPTSpec:
         return self.n_embd // self.n_head
 
     def shapes(self) -> dict[str, Shape]:
-        """Name and shape of every tensor of the canonical State, in the order of the model."""
-        return {
-            "wte.weight": (self.vocab_size, self.n_embd),
-            "wpe.weight": (self.block_size, self.n_embd),
-            **_body_shapes(self, self.n_embd, norms=("ln_1", "ln_2", "ln_f"), gain="weight"),
-        }
+        """Name and shape of every tensor, in the order of the model; a tied head is left out."""
+        raise TypeError("only a GPTSpec or a ModernConfig has tensors")
 
     def parameters(self) -> int:
         """Number of parameters; a tied head counts once."""
@@ -80,40 +71,39 @@ class GPTSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModernConfig:
-    """All that is needed to build a ModernGPT; it is written into the file's metadata and nothing is left to a default.
+class GPTSpec(_Sizes):
+    """The facts of an old model: pre-norm blocks, LayerNorm, learned positions.
 
-    `block_size` is the context that the old model was trained on; RoPE goes beyond it.
+    Scores are divided by √(head size) (`attn_scale` "head") or by √width ("embd"). `biases` are of NORMS and LINEARS.
     """
 
-    n_layer: int
-    n_head: int
-    n_kv_head: int
-    n_embd: int
-    n_inner: int
-    block_size: int
-    vocab_size: int
-    activation: Activation
-    norm_eps: float
-    rope_base: float
-    tied: bool
-    biases: tuple[str, ...]
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.n_embd // self.n_head
+    attn_scale: AttnScale
 
     def shapes(self) -> dict[str, Shape]:
-        """Name and shape of every tensor that is written, in the order of the model."""
+        """Name and shape of every tensor of the canonical State, in the order of the model; no tied head."""
+        return {
+            "wte.weight": (self.vocab_size, self.n_embd),
+            "wpe.weight": (self.block_size, self.n_embd),
+            **_body_shapes(self, self.n_embd, norms=("ln_1", "ln_2", "ln_f"), gain="weight"),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernConfig(_Sizes):
+    """All that is needed to build a ModernGPT; it is written into the file's metadata and nothing is left to a default.
+
+    `block_size` is the context that the old model was trained on; RoPE goes beyond it. `biases` are of LINEARS.
+    """
+
+    n_kv_head: int
+    rope_base: float
+
+    def shapes(self) -> dict[str, Shape]:
+        """Name and shape of every tensor that is written, in the order of the model; no tied head."""
         return {
             "wte.weight": (self.vocab_size, self.n_embd),
             **_body_shapes(self, self.n_kv_head * self.head_dim, norms=("norm_1", "norm_2", "norm_f"), gain="gain"),
         }
-
-    def parameters(self) -> int:
-        """Number of parameters; a tied head counts once."""
-        return sum(math.prod(shape) for shape in self.shapes().values())
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for `json.dumps`."""
@@ -133,9 +123,7 @@ class ModernConfig:
         return cls(**{**values, "biases": tuple(cast("list[str]", values["biases"]))})
 
 
-def _body_shapes(
-    model: GPTSpec | ModernConfig, kv_width: int, *, norms: tuple[str, str, str], gain: str
-) -> dict[str, Shape]:
+def _body_shapes(model: _Sizes, kv_width: int, *, norms: tuple[str, str, str], gain: str) -> dict[str, Shape]:
     """Shapes of the blocks, the final norm and the head, which old and modern models have in common."""
     d, inner, shapes = model.n_embd, model.n_inner, dict[str, Shape]()
 

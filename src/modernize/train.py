@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from modernize.data import IGNORED, Corpus, Windows, windows
 from modernize.devices import (
@@ -26,7 +27,7 @@ from modernize.devices import (
 )
 from modernize.errors import BadData, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started, Stepped, Validated
-from modernize.measure import Progress, corpus_for, mean_loss, silent, token_losses
+from modernize.measure import Progress, corpus_for, divergence, mean_loss, silent
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.optim import DEFAULT_LR, build_optimizers
@@ -222,15 +223,16 @@ class _Run:
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean over predicted tokens of the weighted loss; x and y are (B, T)."""
         weight = self.settings.distill if self.teacher is not None else 0.0
+        known = y != IGNORED
         with autocast(self.device, self.precision):
-            logits = self.forward(x).float()  # (B, T, vocab)
-        losses = (1 - weight) * token_losses(logits, y)  # (B, T)
+            logits = self.forward(x)  # (B, T, vocab)
+        new = logits.float().log_softmax(-1)
+        losses = (1 - weight) * F.nll_loss(new.flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="none")
         if self.teacher is not None and weight:
             with torch.no_grad(), autocast(self.device, self.precision):
-                wanted = self.teacher(x).float().log_softmax(-1)  # (B, T, vocab)
-            divergence = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)  # (B, T)
-            losses = losses + weight * divergence * (y != IGNORED)
-        return losses.sum() / (y != IGNORED).sum().clamp(min=1)
+                old = self.teacher(x).float().log_softmax(-1)  # (B, T, vocab)
+            losses = losses + weight * known.flatten() * divergence(old, new).flatten()  # (B · T,)
+        return losses.sum() / known.sum().clamp(min=1)
 
     def _validate(self, model: ModernGPT | OldGPT) -> float:
         with autocast(self.device, self.precision):
