@@ -6,6 +6,18 @@ The public API, loaded on first use so that importing the package costs nothing:
     model = modernize.load("new.safetensors")          # an nn.Module; model(ids) -> logits (B, T, vocab)
     for event in modernize.finetune(model, "pydoc", steps=200, teacher=modernize.load("old.pt")): ...
     modernize.evaluate(model, "pydoc").loss
+
+The program is one sentence, and imports go only from its later words to its earlier ones:
+
+    read        checkpoint/  a path becomes a Checkpoint: names, shapes, dtypes, settings; tensors on access
+    recognise   dialects/, facts.py, recognise.py  a Checkpoint becomes a spec and one canonical State
+    rewrite     rewrite/  a State becomes the State of a modern model, move by move
+    tune        train.py (events.py, optim.py, devices.py) on what data.py and tokenizer.py give, by measure.py's losses
+    write       write.py  one safetensors file, whole or not at all; stored.py reads its metadata back
+
+spec.py holds the data that all of them speak of, old.py and model.py the two models, errors.py what can go wrong.
+inspection.py, conversion.py, tune.py and loading.py each put the words together for one purpose; console.py, show.py,
+options.py and cli.py are the command line.
 """
 
 from typing import TYPE_CHECKING, Any
