@@ -14,7 +14,7 @@ CUDA, MPS, CPU = torch.device("cuda"), torch.device("mps"), torch.device("cpu")
 
 def there(monkeypatch, *, cuda, mps, bf16=True):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
 

@@ -161,7 +161,7 @@ def finetune(
         float, typer.Option("--distill", min=0, max=1, help="Weight of the teacher against the data.")
     ] = 0.5,
     warmup: Annotated[int | None, typer.Option("--warmup", min=1, help="Steps; by default a twentieth.")] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     device: DeviceOption = "auto",
     dtype: Annotated[PrecisionName, typer.Option("--dtype", help="Of matrix products.")] = "auto",
     compile_: Annotated[
@@ -289,7 +289,7 @@ def sample(
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many to write.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest.")] = 1.0,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only among the K likeliest.")] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     tokenizer: TokenizerOption = None,
     device: DeviceOption = "auto",
     facts: "Facts",
@@ -324,12 +324,16 @@ def dialects(*, out: "Output") -> None:
 
 def _load(path: Path, facts: "Facts", weights: Weights, device: DeviceName, out: "Output") -> "Loaded":
     """A model, ready to be measured; half precision is widened, which no CPU is fast in."""
+    import torch
+
     from modernize.devices import choose_device
     from modernize.loading import load_whole
 
     loaded = load_whole(path, facts=facts, weights=weights)
     out.warnings(loaded.warnings)
-    loaded.model.float().to(choose_device(device))
+    if next(loaded.model.parameters()).dtype in (torch.float16, torch.bfloat16):
+        loaded.model.float()
+    loaded.model.to(choose_device(device))
     return loaded
 
 

@@ -22,6 +22,7 @@ PYDOC = "pydoc"
 IGNORED = -1  # a target that is not predicted
 TRAIN_SHARE = 0.9
 _CHECKED_AT_ONCE = 1 << 26  # ids
+_LOOKED_AT = 4096  # ids at the start of a .bin, by which its dtype is judged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,14 @@ def _bin(path: Path, dtype: DataDType) -> Ids:
             f"{path} has {size} bytes, which is no number of {dtype} ids",
             hint="pass --data-dtype uint32 for a large vocabulary, or make the file again",
         )
-    return np.memmap(path, dtype=dtype, mode="r")
+    ids = np.memmap(path, dtype=dtype, mode="r")
+    start = ids[:_LOOKED_AT]
+    if dtype == "uint16" and len(start) >= 8 and start.any() and not start[1::2].any():
+        raise BadData(
+            f"every second id in {path} is 0, as in a file of uint32 ids read as uint16",
+            hint="pass --data-dtype uint32",
+        )
+    return ids
 
 
 def _npy(path: Path) -> Ids:
@@ -119,6 +127,11 @@ def _npy(path: Path) -> Ids:
         raise BadData(
             f"{path} is no array of token ids with one or two axes",
             hint="make it with numpy.save from an integer array",
+        )
+    if ids.ndim == 2 and (ids.shape[1] < 2 or np.any((ids[:, :-1] < 0) & (ids[:, 1:] >= 0))):
+        raise BadData(
+            f"{path} has rows that are not at least two ids with padding (-1) only at the end",
+            hint="put the ids of a row first and fill it up with -1",
         )
     return ids
 
@@ -190,6 +203,7 @@ class Windows:
 
     def _rows(self, numbers: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = np.asarray(self.ids[numbers]).astype(np.int64)  # (B, T + 1)
+        _check_range(rows, self.vocab_size, self.name)
         return np.maximum(rows[:, :-1], 0), rows[:, 1:]
 
 
@@ -200,6 +214,8 @@ def windows(ids: Ids, context: int, *, vocab_size: int, name: str) -> Windows:
             f"{name} has rows of {ids.shape[1]} ids, and a window holds {context + 1}",
             hint="cut the rows, or give the ids in one dimension",
         )
+    if ids.ndim == 2 and not np.any(ids[:, 1:] >= 0):
+        raise BadData(f"{name} has rows of nothing but padding", hint="give rows with ids to predict")
     found = Windows(ids=ids, context=context, vocab_size=vocab_size, name=name)
     if not len(found):
         raise BadData(

@@ -23,7 +23,7 @@ def choose_device(name: DeviceName) -> torch.device:
 def choose_precision(name: PrecisionName, device: torch.device) -> torch.dtype:
     """The dtype of matrix products: bfloat16 on a CUDA device that has it, float32 elsewhere, unless asked."""
     if name == "auto":
-        wide = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        wide = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if wide else torch.float32
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 

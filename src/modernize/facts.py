@@ -14,7 +14,7 @@ from modernize.choices import Activation, AttnScale
 from modernize.dialects import Cover
 from modernize.dialects.setting_names import ACTIVATION_NAMES, MUST_BE, look_up
 from modernize.dialects.table import AssumedField
-from modernize.errors import BadTensors, MissingFact, UnknownLayout
+from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
 from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
 
 ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps")
@@ -57,6 +57,8 @@ def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
         given = getattr(said, name)
         setting, where = look_up(checkpoint.settings, name)
         if given is not None:
+            if name == "norm_eps" and not 0 <= given < 1:
+                raise UsageError(f"--norm-eps {given} is not between 0 and 1", hint="1e-5 is usual")
             found.values[name] = given
         elif setting is not None:
             found.values[name] = _understood(checkpoint, name, setting, where)
@@ -140,6 +142,8 @@ def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> 
             )
         warnings.append(f"{where} says {told}, but the tensors have {name} {real}; the tensors were believed")
     _check_config_json(checkpoint, has_head=has_head)
+    if checkpoint.settings.get("config.json", {}).get("tie_word_embeddings") is True and not spec.tied:
+        warnings.append("config.json says tie_word_embeddings true, but the head differs; the tensors were believed")
     return warnings
 
 

@@ -24,7 +24,7 @@ from modernize.tokenizer import Tokenizer, find_tokenizer
 Progress = Callable[[int, int], None]  # windows done, windows in all
 LOGITS_AT_ONCE = 1 << 24  # numbers, 64 MB in float32
 BUCKETS = 8  # ranges of positions that a comparison tells apart
-MULTIPLES = (1, 2, 4)  # of the trained context
+MULTIPLES = (2, 4)  # of the trained context, past which a comparison looks
 
 
 def silent(done: int, total: int) -> None:
@@ -147,7 +147,10 @@ def compare(
         parameters_old=parameters(old),
         parameters_new=parameters(new),
         by_position=_by_position(sums, context),
-        beyond_context=tuple(_beyond(old, new, corpus, context)),
+        beyond_context=(
+            ContextLoss(context=context, old=_mean(sums.old, sums.count), new=_mean(sums.new, sums.count)),
+            *_beyond(old, new, corpus, context),
+        ),
     )
 
 
@@ -279,11 +282,11 @@ def _by_position(sums: _Sums, context: int) -> tuple[PositionRange, ...]:
 
 
 def _beyond(old: Model, new: Model, corpus: Corpus, context: int) -> Sequence[ContextLoss]:
-    """Losses at 1, 2 and 4 times the context, as far as the data and the models reach."""
+    """Losses at multiples of the context, as far as the data and the models reach."""
     rows = []
     for multiple in MULTIPLES:
         wide = context * multiple
-        if longest(new, wide) < wide or (multiple > 1 and (corpus.val.ndim == 2 or len(corpus.val) <= wide)):
+        if longest(new, wide) < wide or corpus.val.ndim == 2 or len(corpus.val) <= wide:
             break
         ids = windows(corpus.val, wide, vocab_size=new.vocab_size, name=corpus.name)
         rows.append(

@@ -15,20 +15,19 @@ BETAS = (0.9, 0.95)
 DEFAULT_LR: dict[OptimizerName, float] = {"auto": 4e-3, "muon": 4e-3, "adamw": 2e-3}
 
 
-def build_optimizers(
-    model: nn.Module, name: OptimizerName, lr: float, device: torch.device, *, weight_decay: float = 0.0
-) -> list[Optimizer]:
-    """Optimizers that together hold every parameter once; `auto` is Muon with AdamW. Groups remember `initial_lr`."""
+def build_optimizers(model: nn.Module, name: OptimizerName, lr: float, device: torch.device) -> list[Optimizer]:
+    """Optimizers that together hold every parameter once; `auto` is Muon with AdamW. Groups remember `initial_lr`.
+
+    Nothing decays: a few dozen steps should move the weights towards the old model, not towards zero.
+    """
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("h.")]
     if name == "adamw":
         matrices = []
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
-    optimizers: list[Optimizer] = [
-        AdamW(rest, lr=lr, betas=BETAS, weight_decay=weight_decay, fused=has_fused_adamw(device))
-    ]
+    optimizers: list[Optimizer] = [AdamW(rest, lr=lr, betas=BETAS, weight_decay=0.0, fused=has_fused_adamw(device))]
     if matrices:
-        optimizers.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["initial_lr"] = lr

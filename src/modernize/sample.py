@@ -7,7 +7,6 @@ from torch import Tensor
 
 from modernize.errors import BadData
 from modernize.loading import Model
-from modernize.measure import longest
 from modernize.tokenizer import Tokenizer
 
 
@@ -20,7 +19,7 @@ def generate(
     has been trained on longer windows.
     """
     random = torch.Generator(device="cpu").manual_seed(seed)
-    window = longest(model, model.block_size)
+    window = model.block_size
     with torch.inference_mode():
         for _ in range(tokens):
             logits = model(ids[:, -window:])[:, -1].float().cpu()  # (B, vocab)
@@ -48,7 +47,7 @@ def write_text(
         raise BadData("--prompt is empty, and a model needs a token to begin with", hint="give at least one character")
     device = next(model.parameters()).device
     ids: list[int] = []
-    written = ""
+    text = written = ""
     for following in generate(
         model,
         torch.from_numpy(start)[None].to(device),

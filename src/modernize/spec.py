@@ -116,6 +116,11 @@ class ModernConfig(_Sizes):
         for name in ("n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "block_size", "vocab_size"):
             if not isinstance(values[name], int) or values[name] < 1:
                 raise ValueError(f"{name} is {values[name]!r}")
+        for name in ("norm_eps", "rope_base"):
+            if not isinstance(values[name], int | float) or not values[name] >= 0:
+                raise ValueError(f"{name} is {values[name]!r}")
+        if not isinstance(values["tied"], bool):
+            raise ValueError(f"tied is {values['tied']!r}")
         if values["activation"] not in ACTIVATIONS:
             raise ValueError(f"activation is {values['activation']!r}")
         if set(values["biases"]) - set(LINEARS):

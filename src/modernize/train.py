@@ -27,7 +27,7 @@ from modernize.devices import (
 )
 from modernize.errors import BadData, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started, Stepped, Validated
-from modernize.measure import Progress, corpus_for, divergence, mean_loss, silent
+from modernize.measure import Evaluation, Progress, corpus_for, divergence, mean_loss, silent
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.optim import DEFAULT_LR, build_optimizers
@@ -49,12 +49,16 @@ def finetune(
 ) -> Iterator[Event]:
     """Train `model` on the training part of DATA, in place; `options` are fields of Settings.
 
-    Weights become float32 on the chosen device. Yields Started, then Stepped and Validated, then Finished.
+    The weights of model and teacher become float32 on the chosen device. Yields Started (after Notices, where there is
+    something to say), then Stepped and Validated, then Finished. The best validation may be that before the first step.
 
     Raises:
+        TypeError: settings and options together, or an option that is none.
         UsageError, BadData: before any work.
         TrainingStopped: a loss or gradient that is not finite; the model then holds its best weights so far.
     """
+    if settings is not None and options:
+        raise TypeError(f"give settings or single options, not both: {', '.join(options)}")
     chosen = settings or Settings(**options)  # type: ignore[arg-type]
     chosen.check()
     corpus = corpus_for(model, data, tokenizer)
@@ -123,13 +127,13 @@ class _Run:
     def events(self) -> Iterator[Event]:
         """The run, event by event."""
         settings = self.settings
-        torch.manual_seed(settings.seed)
         if len(self.val) > self.limit:
             yield Notice(
                 text=f"validation uses the first {self.limit * self.val.context:,} tokens of "
                 f"{len(self.val) * self.val.context:,} (--val-tokens)"
             )
-        before, old = self._validate(self.model), self._validate(self.teacher) if self.teacher else None
+        first = self._validate(self.model)
+        before, old = first.loss, self._validate(self.teacher).loss if self.teacher else None
         self._keep_if_best(before)
         yield Started(
             steps=settings.steps,
@@ -139,7 +143,7 @@ class _Run:
             block_size=self.train.context,
             device=self.device.type,
             dtype=str(self.precision).removeprefix("torch."),
-            validation_tokens=min(len(self.val), self.limit) * self.val.context,
+            validation_tokens=first.tokens,
         )
         after = before
         try:
@@ -147,10 +151,10 @@ class _Run:
                 yield from self._first_call(step)
                 yield self._step(step)
                 if (step + 1) % self.eval_every == 0 or step + 1 == settings.steps:
-                    after = self._validate(self.model)
+                    after = self._validate(self.model).loss
                     yield Validated(step=step + 1, loss=after, best=self._keep_if_best(after))
         finally:
-            self.model.load_state_dict(self.best_state)
+            self.model.load_state_dict(self.best_state, strict=False)  # a tied head is the embedding, and not in it
         yield Finished(
             steps=settings.steps,
             tokens=self.tokens,
@@ -165,20 +169,22 @@ class _Run:
         )
 
     def _first_call(self, step: int) -> Iterator[Notice]:
-        """Compile at the first step, and go on without where that fails."""
+        """Compile at the first step, with a batch of the real size, and go on without where that fails."""
         if step or self.forward is self.model:
             return
         self.model.rope(self.train.context, self.device)  # made beforehand, so that the graph only reads the tables
-        sample = torch.zeros((1, self.train.context), dtype=torch.int64, device=self.device)
+        ids = torch.zeros((self.batch, self.train.context), dtype=torch.int64, device=self.device)
         try:
-            with autocast(self.device, self.precision):
-                self.forward(sample)
+            self._losses(ids, ids).sum().backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever the compiler raises, training works without it
             self.forward = self.model
-            first = (str(error).splitlines() or [""])[0]
+            text = (str(error).splitlines() or [""])[0]
             yield Notice(
-                text=f"torch.compile failed ({type(error).__name__}: {first[:120]}); training goes on without it"
+                text=f"torch.compile failed ({type(error).__name__}: {text[:120]}); training goes on without it"
             )
+        self.model.zero_grad(set_to_none=True)
 
     def _step(self, step: int) -> Stepped:
         """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""
@@ -188,14 +194,17 @@ class _Run:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
             optimizer.zero_grad(set_to_none=True)
+        batches = [self.train.draw(self.random, self.batch) for _ in range(self.settings.grad_accum)]
+        # of the whole step, so that batches with much and with little padding weigh what they hold
+        predicted = sum(int((targets != IGNORED).sum()) for _, targets in batches)
         total = 0.0
-        for _ in range(self.settings.grad_accum):
-            x, y = (transfer(torch.from_numpy(part), self.device) for part in self.train.draw(self.random, self.batch))
-            loss = self._loss(x, y) / self.settings.grad_accum
+        for batch in batches:
+            x, y = (transfer(torch.from_numpy(part), self.device) for part in batch)
+            loss = self._losses(x, y).sum() / max(predicted, 1)
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-            self.tokens += x.numel()
         self._update(step, total)
+        self.tokens += predicted
         self.seconds += time.perf_counter() - start
         return Stepped(
             step=step + 1,
@@ -210,20 +219,20 @@ class _Run:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip).item()
-        # with a scaler, an overflow is its business: it skips the step and scales down
+        # a gradient that overflowed in float16 is the scaler's business: it scales down, and nobody steps
         if not math.isfinite(loss) or not (math.isfinite(norm) or self.scaler.is_enabled()):
             raise TrainingStopped(
                 f"step {step + 1}: the {'loss' if not math.isfinite(loss) else 'gradient'} is not a finite number",
                 hint=f"try a smaller learning rate, --lr {self.lr / 4:g}, or --dtype float32",
             )
-        for optimizer in self.optimizers:
-            self.scaler.step(optimizer)
+        if math.isfinite(norm):
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
         self.scaler.update()
 
-    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean over predicted tokens of the weighted loss; x and y are (B, T)."""
+    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
+        """The weighted loss of each place, (B · T,), zero where nothing is predicted; x and y are (B, T)."""
         weight = self.settings.distill if self.teacher is not None else 0.0
-        known = y != IGNORED
         with autocast(self.device, self.precision):
             logits = self.forward(x)  # (B, T, vocab)
         new = logits.float().log_softmax(-1)
@@ -231,16 +240,17 @@ class _Run:
         if self.teacher is not None and weight:
             with torch.no_grad(), autocast(self.device, self.precision):
                 old = self.teacher(x).float().log_softmax(-1)  # (B, T, vocab)
-            losses = losses + weight * known.flatten() * divergence(old, new).flatten()  # (B · T,)
-        return losses.sum() / known.sum().clamp(min=1)
+            losses = losses + weight * ((y != IGNORED) * divergence(old, new)).flatten()
+        return losses
 
-    def _validate(self, model: ModernGPT | OldGPT) -> float:
+    def _validate(self, model: ModernGPT | OldGPT) -> Evaluation:
         with autocast(self.device, self.precision):
-            return mean_loss(model, self.val, limit=self.limit, progress=self.progress).loss
+            return mean_loss(model, self.val, limit=self.limit, progress=self.progress)
 
     def _keep_if_best(self, loss: float) -> bool:
-        if not loss < self.best and self.best_state:
+        """Remember the weights where the loss is the lowest so far; those before the first step whatever it is."""
+        if self.best_state and not loss < self.best:
             return False
-        self.best = loss
-        self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self.best = loss if math.isfinite(loss) else math.inf
+        self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
         return True

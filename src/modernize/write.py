@@ -4,7 +4,6 @@ The bytes are laid out here and not by the safetensors package because that writ
 from run to run, and the same conversion has to give the same bytes. (Layout: 8 bytes of length, a JSON header, data.)
 """
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping

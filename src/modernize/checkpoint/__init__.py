@@ -17,6 +17,7 @@ from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
 from modernize.checkpoint.torch_file import load_torch
 from modernize.choices import Weights
+from modernize.errors import UnreadableFile
 
 __all__ = ["HF_FORMAT", "Checkpoint", "Source", "TensorInfo", "open_checkpoint"]
 
@@ -31,10 +32,15 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
     """
     path = Path(path)
     kind = kind_of(path)
+    if weights == "ema" and kind in (Kind.FOLDER, Kind.SAFETENSORS):
+        raise UnreadableFile(
+            f"{path} has no averaged weights beside its own: a {kind.value} holds one set", hint="leave --weights out"
+        )
     if kind is Kind.FOLDER:
         return open_hf_folder(path)
     if kind is Kind.SAFETENSORS:
-        source = SafetensorsSource(path)
-        return assemble(path, format=kind.value, file=path, source=source, notes={})
+        return assemble(path, format=kind.value, file=path, source=SafetensorsSource(path), notes={})
     root = load_torch(path, legacy=kind is Kind.TORCH_LEGACY)
-    return assemble(path, format=kind.value, file=path, source=root.choose(weights), notes=root.notes())
+    source, ignored = root.choose(weights), root.ignored(weights)
+    said = (f"tensors that are not among the weights are ignored: {', '.join(ignored)}",) if ignored else ()
+    return assemble(path, format=kind.value, file=path, source=source, notes=root.notes(), warnings=said)

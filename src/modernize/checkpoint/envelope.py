@@ -60,6 +60,14 @@ class Root:
             )
         return self.wrap(bare)
 
+    def ignored(self, weights: Weights) -> list[str]:
+        """Tensors that are neither among the weights nor a scalar beside them (a loss, a step), by where they stand."""
+        chosen = next((key for key in WRAPPERS[weights] if _tensors_in(self.items.get(key))), None)
+        inside = self.items if chosen is None else self.items[chosen]
+        beside = [] if chosen is None else [k for k, v in self.items.items() if getattr(v, "ndim", 0) > 0]
+        nested = [k for k, v in inside.items() if _tensors_in(v)] if chosen is not None else []
+        return [str(name) for name in beside] + [f"{chosen}.{name}" for name in nested]
+
     def notes(self) -> dict[str, Any]:
         """Everything beside the weights that is no dictionary of tensors."""
         return {str(k): v for k, v in self.items.items() if not _tensors_in(v) and not hasattr(v, "shape")}
@@ -120,11 +128,19 @@ def settings_in(notes: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def vocabulary_in(notes: Mapping[str, Any]) -> dict[str, int]:
     """Token -> id, from `stoi`, `chars` or `itos`, at the top or in one of the settings; empty where there is none."""
     for group in (notes, *(notes[key] for key in SETTINGS if isinstance(notes.get(key), Mapping))):
-        stoi, chars, itos = group.get("stoi"), group.get("chars"), group.get("itos")
-        if isinstance(stoi, Mapping) and stoi:
-            return {str(token): int(index) for token, index in stoi.items()}
-        if isinstance(chars, str | list | tuple) and chars and all(isinstance(c, str) for c in chars):
-            return {token: index for index, token in enumerate(chars)}
-        if isinstance(itos, Mapping) and itos:
-            return {str(token): int(index) for index, token in itos.items()}
+        stoi, itos = group.get("stoi"), group.get("itos")
+        turned = {token: index for index, token in itos.items()} if isinstance(itos, Mapping) else None
+        listed = [
+            {token: index for index, token in enumerate(tokens)}
+            for tokens in (group.get("chars"), itos)
+            if isinstance(tokens, str | list | tuple) and all(isinstance(token, str) for token in tokens)
+        ]
+        for found in (stoi, *listed, turned):
+            if isinstance(found, Mapping) and found and all(map(_is_entry, found.items())):
+                return dict(found)
     return {}
+
+
+def _is_entry(entry: tuple[object, object]) -> bool:
+    token, index = entry
+    return isinstance(token, str) and isinstance(index, int) and index >= 0

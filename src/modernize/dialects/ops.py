@@ -30,6 +30,13 @@ def _split3_shapes(sources: Sequence[Shape]) -> list[Shape]:
     return [(rows // 3, *rest)] * 3
 
 
+def _mask_shapes(sources: Sequence[Shape]) -> list[Shape]:
+    *rest, rows, columns = (1, 1, *sources[0])
+    if rows != columns or set(rest) - {1}:
+        raise ValueError("a causal mask is square")
+    return []
+
+
 def _stack_shapes(sources: Sequence[Shape]) -> list[Shape]:
     if len(set(sources)) != 1:
         raise ValueError(f"heads differ in shape: {sorted(set(sources))}")
@@ -58,5 +65,5 @@ TRANSPOSE_SPLIT3 = Op(
 )
 # one (head size, in) or (head size,) per head, in order -> (out, in) or (out,)
 STACK_HEADS = Op("stack_heads", "renamed", _stack_shapes, _stack)
-# not a parameter: masks and other buffers
-DROP = Op("drop", "ignored", lambda s: [], lambda t: [])
+# no parameter but a causal mask: a square, or the scalar that stands in for minus infinity
+DROP = Op("drop", "ignored", _mask_shapes, lambda t: [])
