@@ -28,7 +28,7 @@ ORDER = (
     ("conversion", "tune"),
     ("console",),
     ("show",),
-    ("options",),
+    ("options", "boundary"),
     ("cli",),
     ("__main__",),
 )
@@ -64,7 +64,7 @@ def test_imports_go_from_later_words_to_earlier_ones(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_modules_are_small_and_nothing_prints(path):
     text = path.read_text("utf-8")
-    limit = {"cli.py": 400, "model.py": 250}.get(path.name, 350)
+    limit = {"model.py": 250}.get(path.name, 350)
     assert len(text.splitlines()) <= limit
     calls = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
     assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("print", "input", "eval", "exec")]

@@ -5,10 +5,15 @@ import pytest
 import reference
 import tiny
 import torch
+from safetensors.torch import save_file
 
+from modernize.checkpoint import open_checkpoint
+from modernize.facts import Facts
+from modernize.recognise import recognise
 from modernize.rewrite import fold
 from modernize.rewrite.apply import move, rewrite
 from modernize.rewrite.plan import FOLD, Plan
+from modernize.rewrite.tie import settle_tie, tie_cost
 
 VARIANTS = {
     "all biases": {},
@@ -147,39 +152,51 @@ def test_tie_cost_foretells_what_centring_costs():
     old = torch.from_numpy(reference.old_logits(state, spec, ids)).log_softmax(-1)
     tied = torch.from_numpy(reference.old_logits(new, spec, ids)).log_softmax(-1)
     real = float((old.exp() * (old - tied)).sum(-1).mean())
-    assert real / 3 < fold.tie_cost(state, spec) < real * 3
+    assert real / 3 < tie_cost(state["wte.weight"].numpy(), state["ln_f.weight"].numpy()) < real * 3
 
 
-def test_auto_unties_only_where_tying_does_harm():
+def recognised(tmp_path, spec, state, kind):
+    """The same model as a torch file or as safetensors."""
+    keys = tiny.as_dialect(state, spec, tiny.dialect("nanogpt"))
+    if kind == "torch":
+        torch.save({"model": keys, "model_args": tiny.model_args(spec)}, tmp_path / "m.pt")
+        return recognise(open_checkpoint(tmp_path / "m.pt"))
+    save_file({n: t.clone() for n, t in keys.items()}, tmp_path / "m.safetensors")
+    return recognise(open_checkpoint(tmp_path / "m.safetensors"), Facts(n_head=spec.n_head, activation="gelu"))
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_auto_unties_only_where_tying_does_harm(tmp_path, kind, dtype):
     spec = tiny.spec()
     state = tiny.jittered(spec, dtype=torch.float64)
-    state["wte.weight"] += 0.5 * torch.randn(61, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    made = rewrite(state, spec, Plan(bias="keep"))
-    assert not made.config.tied
-    assert "1,952 parameters" in made.warnings[0]
-    state["wte.weight"] = state["wte.weight"] - state["wte.weight"].mean(1, keepdim=True)
-    made = rewrite(state, spec, Plan(bias="keep"))
-    assert made.config.tied
-    assert not made.warnings
+    wte = state["wte.weight"]
+    wte += 0.5 * torch.randn(61, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = recognised(tmp_path, spec, {n: t.to(dtype) for n, t in state.items()}, kind)
+    plan, warnings = settle_tie(found, Plan(), "auto")
+    assert plan.untie
+    assert "1,952 parameters" in warnings[0]
+    assert settle_tie(found, Plan(init="reset"), "auto") == (Plan(init="reset"), ())
+    wte -= wte.mean(1, keepdim=True)
+    found = recognised(tmp_path, spec, {n: t.to(dtype) for n, t in state.items()}, kind)
+    assert settle_tie(found, Plan(), "auto") == (Plan(), ())
 
 
 @pytest.mark.parametrize("tie", ["tie", "untie"])
-def test_tie_is_obeyed(tie):
-    spec = tiny.spec()
-    made = rewrite(tiny.jittered(spec), spec, Plan(), tie=tie)
-    assert made.config.tied == (tie == "tie")
-
-
-def test_untied_models_stay_untied():
-    spec = tiny.spec(tied=False)
-    assert not rewrite(tiny.jittered(spec), spec, Plan(), tie="tie").config.tied
+def test_tie_is_obeyed_and_untied_models_stay_untied(tmp_path, tie):
+    for tied in (True, False):
+        spec = tiny.spec(tied=tied)
+        found = recognised(tmp_path, spec, tiny.jittered(spec), "torch")
+        plan, warnings = settle_tie(found, Plan(), tie)
+        assert plan.tied(spec) == (tied and tie == "tie")
+        assert warnings == ()
 
 
 @pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("plan", [Plan(), Plan(bias="keep"), Plan(init="reset")], ids=["drop", "keep", "reset"])
 def test_a_plan_foretells_names_and_shapes(change, plan):
     spec = tiny.spec(**change)
-    made = rewrite(tiny.jittered(spec), spec, plan, tie="tie")
+    made = rewrite(tiny.jittered(spec), spec, plan)
     assert {n: tuple(t.shape) for n, t in made.state.items()} == plan.config(spec).shapes()
     assert all(t.dtype == torch.float64 for t in made.state.values())
     assert not [n for n in made.state if "wpe" in n]

@@ -13,7 +13,7 @@ import modernize
 from modernize.data import load_corpus
 from modernize.devices import choose_device
 from modernize.errors import BadData, TrainingStopped, UsageError
-from modernize.events import Finished, Settings, Started, Stepped, Validated
+from modernize.events import Finished, Notice, Settings, Started, Stepped, Validated
 from modernize.loading import load
 from modernize.measure import token_losses
 from modernize.optim import build_optimizers
@@ -98,7 +98,11 @@ def test_distill_at_its_ends(new, nano, data, weight):
         e for e in finetune(load(new), data, **options, teacher=load(nano), distill=weight) if isinstance(e, Stepped)
     )
     alone = next(e for e in finetune(load(new), data, **options) if isinstance(e, Stepped))
-    assert (with_teacher.loss == alone.loss) == (weight == 0.0)
+    half = next(
+        e for e in finetune(load(new), data, **options, teacher=load(nano), distill=0.5) if isinstance(e, Stepped)
+    )
+    kl = 2 * half.loss - alone.loss
+    assert with_teacher.loss == pytest.approx({0.0: alone.loss, 1.0: kl}[weight], abs=1e-5)
 
 
 def test_a_teacher_gives_old_loss_and_recovery(new, nano, data):
@@ -122,6 +126,91 @@ def test_accumulated_batches_are_one_large_batch(new, data):
     assert moved > 1e-4
     for name in whole:
         torch.testing.assert_close(whole[name], parts[name], rtol=0, atol=moved.item() / 10)
+
+
+def test_accumulated_batches_weigh_what_they_hold(new, tmp_path):
+    """Rows of very different lengths: a token counts the same in whichever batch it comes."""
+    rows = np.full((30, 17), -1)
+    for i, row in enumerate(rows):
+        row[: 2 + i % 15] = np.arange(2 + i % 15)
+    np.save(tmp_path / "rows.npy", rows)
+
+    def gradient(**options):
+        model = load(new)
+        end = list(finetune(model, tmp_path / "rows.npy", steps=1, device="cpu", seed=1, lr=1e-9, **options))
+        return model.wte.weight.grad, end[-1].tokens
+
+    (whole, tokens), (parts, same) = gradient(batch_size=8), gradient(batch_size=2, grad_accum=4)
+    assert tokens == same < 8 * 16
+    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-6 * whole.abs().max().item() + 1e-9)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["wte.weight", "h.0.attn.q.weight"])
+def test_an_overflow_in_float16_costs_one_step_and_no_weight(new, data, monkeypatch, bad, name):
+    """Whichever optimizer's gradient it is, neither steps, and the scaler scales down."""
+    model = load(new)
+    spoilt = []
+
+    def spoil(gradient):
+        if not spoilt:
+            spoilt.append(True)
+            gradient = gradient.clone()
+            gradient.view(-1)[0] = bad
+        return gradient
+
+    model.get_parameter(name).register_hook(spoil)
+    before = {n: t.clone() for n, t in model.to_state().items()}
+    events = finetune(model, data, **QUICK, dtype="float16")
+    next(e for e in events if isinstance(e, Stepped))
+    assert all(torch.equal(before[n], t) for n, t in model.to_state().items())
+    assert list(events)[-1].best < math.inf
+    assert all(torch.isfinite(t).all() for t in model.to_state().values())
+
+
+def test_where_compiling_fails_training_goes_on(new, data, monkeypatch):
+    def broken(model):
+        def forward(ids):
+            raise RuntimeError("no compiler here")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", broken)
+    found = events_of(new, data, compile=True)
+    assert [e.text for e in found if isinstance(e, Notice)] == [
+        "torch.compile failed (RuntimeError: no compiler here); training goes on without it"
+    ]
+    assert found[-1].best < found[-1].before
+
+
+def test_compiling_is_tried_with_the_batch_that_is_trained(new, data, monkeypatch):
+    seen = []
+
+    def spy(model):
+        def forward(ids):
+            seen.append((tuple(ids.shape), torch.is_inference_mode_enabled()))
+            return model(ids)
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", spy)
+    compiled, plain = events_of(new, data, compile=True), events_of(new, data)
+    assert set(seen) == {((4, 16), False)}
+    assert compiled[-1].best == plain[-1].best
+
+
+def test_settings_and_options_are_not_mixed(new, data):
+    with pytest.raises(TypeError, match="steps"):
+        finetune(load(new), data, settings=Settings(), steps=5)
+
+
+def test_a_start_that_is_no_number_is_beaten_by_any(new, data):
+    model = load(new)
+    run = finetune(model, data, **QUICK).gi_frame.f_locals["self"]
+    assert run._keep_if_best(math.nan)
+    assert run._keep_if_best(5.0)
+    assert not run._keep_if_best(math.nan)
+    assert run.best == 5.0
 
 
 def test_a_loss_that_is_no_number_stops_before_the_update(new, data):
@@ -237,7 +326,7 @@ def test_the_command_writes_what_it_says(run, new, nano, data, tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
     with safe_open(out, framework="pt") as file:
         facts = json.loads(file.metadata()["modernize"])
-    assert facts["finetune"]["steps"] == 10
+    assert [run["steps"] for run in facts["finetunes"]] == [10]
     assert facts["init"] == "fold"
     assert "10/10" in result.err
 
@@ -261,6 +350,42 @@ def test_the_inputs_are_never_outputs(run, new, nano, data, which):
     for source in (new, nano):
         result = run("finetune", new, "--data", data, "--teacher", nano, "--steps", 1, option, source, "--force")
         assert result.code == 4
+
+
+@pytest.mark.parametrize("option", ["--log", "--plot", "-o"])
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_the_data_is_never_an_output(run, new, data, option, name):
+    before = (data / name).read_bytes()
+    result = run("finetune", new, "--data", data, "--steps", 1, option, data / name, "--force")
+    assert (result.code, (data / name).read_bytes()) == (4, before)
+
+
+def test_a_teachers_folder_is_never_an_output(run, new, data, tmp_path):
+    from test_checkpoint import hf_folder
+
+    folder = hf_folder(tmp_path / "hf")
+    weights = folder / "model.safetensors"
+    result = run("finetune", new, "--data", data, "--teacher", folder, "--steps", 1, "-o", weights, "--force")
+    assert result.code == 4
+
+
+def test_two_outputs_are_two_files(run, new, data, tmp_path):
+    result = run("finetune", new, "--data", data, "--steps", 1, "--log", tmp_path / "x", "--plot", tmp_path / "x")
+    assert (result.code, "same file" in result.err) == (2, True)
+
+
+def test_a_log_that_cannot_be_written_is_exit_four(run, new, data, tmp_path):
+    (tmp_path / "sealed").mkdir(mode=0o555)
+    log = "/proc/x.jsonl"
+    result = run("finetune", new, "--data", data, "--steps", 1, "--log", log)
+    assert (result.code, log in result.err) == (4, True)
+
+
+def test_every_finetune_is_remembered(run, new, data, tmp_path):
+    for source, target in ((new, "a"), (tmp_path / "a.safetensors", "b")):
+        run("finetune", source, "--data", data, "--steps", 3, "-o", tmp_path / f"{target}.safetensors")
+    shown = run("inspect", tmp_path / "b.safetensors").out
+    assert shown.count("fine-tuned 3 steps") == 2
 
 
 def test_an_old_model_is_not_finetuned_and_a_new_one_is_no_teacher(run, new, nano, data):

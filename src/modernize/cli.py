@@ -3,21 +3,15 @@
 Nothing that loads torch is imported before a command runs.
 """
 
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from modernize import __version__
+from modernize.boundary import run
 from modernize.choices import (
     Bias,
-    DataDType,
     DeviceName,
     DTypeName,
     Init,
@@ -27,8 +21,7 @@ from modernize.choices import (
     Tie,
     Weights,
 )
-from modernize.errors import ModernizeError, UsageError
-from modernize.options import takes
+from modernize.options import Reading, TokenizerOption, takes
 
 if TYPE_CHECKING:
     from modernize.console import Output
@@ -40,7 +33,6 @@ app = typer.Typer(
     name="modernize",
     help="Carry a trained GPT with LayerNorm and learned positions over to RMSNorm and RoPE.",
     epilog="Begin with: modernize inspect CKPT",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,13 +40,9 @@ app = typer.Typer(
 )
 
 Ckpt = Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint file or a Hugging Face folder.")]
-Data = Annotated[str, typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, a folder, or the word pydoc.")]
-TokenizerOption = Annotated[
-    str | None,
-    typer.Option("--tokenizer", metavar="PATH", help="tokenizer.json, vocab.json + merges.txt, meta.pkl, or bytes."),
-]
-DataDTypeOption = Annotated[DataDType, typer.Option("--data-dtype", help="Of the ids in a .bin file.")]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help="auto takes CUDA, then MPS, then the CPU.")]
+BiasOption = Annotated[Bias, typer.Option("--bias", help="What becomes of biases.")]
+TieOption = Annotated[Tie, typer.Option("--tie", help="auto unties a tied head only where tying would do harm.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
 
 
@@ -64,13 +52,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Carry a trained GPT with LayerNorm and learned positions over to RMSNorm and RoPE."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command(epilog="Example: modernize inspect examples/pydoc-gpt.pt")
@@ -79,6 +70,8 @@ def inspect(
     checkpoint: Ckpt,
     *,
     init: Annotated[Init, typer.Option("--init", help="Tell the fates for this conversion.")] = "fold",
+    bias: BiasOption = "drop",
+    tie: TieOption = "auto",
     facts: "Facts",
     weights: Weights,
     out: "Output",
@@ -88,7 +81,7 @@ def inspect(
     from modernize.rewrite.plan import Plan
     from modernize.show import show_inspection
 
-    found = look(checkpoint, facts=facts, weights=weights, plan=Plan(init=init))
+    found = look(checkpoint, facts=facts, weights=weights, plan=Plan(init=init, bias=bias), tie=tie)
     out.warnings(found.warnings)
     out.answer(found.to_json(), lambda o: show_inspection(o, found))
 
@@ -102,8 +95,8 @@ def convert(
     init: Annotated[
         Init, typer.Option("--init", help="fold: move what can be moved exactly. reset: plain rewrite.")
     ] = "fold",
-    bias: Annotated[Bias, typer.Option("--bias", help="What becomes of biases.")] = "drop",
-    tie: Annotated[Tie, typer.Option("--tie", help="auto unties a tied head only where tying would do harm.")] = "auto",
+    bias: BiasOption = "drop",
+    tie: TieOption = "auto",
     rope_base: Annotated[float, typer.Option("--rope-base", help="Base of RoPE's frequencies.")] = 10000.0,
     dtype: Annotated[DTypeName, typer.Option("--dtype", help="Of the tensors that are written.")] = "keep",
     tokenizer: TokenizerOption = None,
@@ -136,11 +129,11 @@ def convert(
 
 
 @app.command(epilog="Example: modernize finetune new.safetensors --data pydoc --teacher old.pt --steps 100")
-@takes()
+@takes(reading=True)
 def finetune(
     checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="A file that `modernize convert` wrote.")],
     *,
-    data: Data,
+    reading: Reading,
     steps: Annotated[int, typer.Option("--steps", min=1)] = 200,
     teacher: Annotated[
         Path | None, typer.Option("--teacher", metavar="OLD", help="The old checkpoint, to learn from.")
@@ -171,8 +164,6 @@ def finetune(
     val_tokens: Annotated[int, typer.Option("--val-tokens", min=1, help="Most tokens to validate on.")] = 1 << 18,
     log: Annotated[Path | None, typer.Option("--log", metavar="FILE.jsonl", help="Every event, a line each.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Curves of the losses.")] = None,
-    tokenizer: TokenizerOption = None,
-    data_dtype: DataDTypeOption = "uint16",
     force: Force = False,
     facts: "Facts",
     weights: Weights,
@@ -201,11 +192,11 @@ def finetune(
     )
     job = Job(
         checkpoint=checkpoint,
-        data=data,
+        data=reading.data,
         output=output or checkpoint.with_name(f"{checkpoint.stem}-finetuned.safetensors"),
         teacher=teacher,
-        tokenizer=tokenizer,
-        data_dtype=data_dtype,
+        tokenizer=reading.tokenizer,
+        data_dtype=reading.data_dtype,
         facts=facts,
         weights=weights,
         log=log,
@@ -218,17 +209,15 @@ def finetune(
 
 
 @app.command(name="eval", epilog="Example: modernize eval new.safetensors --data pydoc --context 128 --context 512")
-@takes()
+@takes(reading=True)
 def evaluate(
     checkpoint: Ckpt,
     *,
-    data: Data,
+    reading: Reading,
     context: Annotated[
         list[int] | None, typer.Option("--context", min=1, help="Window length; may be given several times.")
     ] = None,
     split: Annotated[Split, typer.Option("--split", help="The last tenth of DATA, the rest, or all.")] = "val",
-    tokenizer: TokenizerOption = None,
-    data_dtype: DataDTypeOption = "uint16",
     device: DeviceOption = "auto",
     facts: "Facts",
     weights: Weights,
@@ -243,24 +232,23 @@ def evaluate(
     contexts = context or [loaded.model.block_size]
     for length in contexts:
         check_context(loaded.model, length)
-    corpus = _corpus(loaded, data, tokenizer, data_dtype)
+    corpus = _corpus(loaded, reading)
     found = []
     for length in contexts:
         with out.progress(f"context {length}") as advance:
             found.append(measure(loaded.model, corpus, context=length, split=split, progress=advance))
     plain = {"path": str(checkpoint), **found[0].to_json(), "contexts": [e.to_json() for e in found]}
+    out.warnings([f"the loss at context {e.context} is not a finite number" for e in found if e.loss != e.loss])
     out.answer(plain, lambda o: show_evaluations(o, found))
 
 
 @app.command(epilog="Example: modernize compare old.pt new.safetensors --data pydoc")
-@takes()
+@takes(reading=True)
 def compare(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="The old checkpoint.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The modern one.")],
     *,
-    data: Data,
-    tokenizer: TokenizerOption = None,
-    data_dtype: DataDTypeOption = "uint16",
+    reading: Reading,
     device: DeviceOption = "auto",
     facts: "Facts",
     weights: Weights,
@@ -274,7 +262,7 @@ def compare(
     before = _load(old, facts, weights, device, out)
     after = _load(new, facts, weights, device, out)
     check_comparable(before.model, after.model)
-    corpus = _corpus(before, data, tokenizer, data_dtype)
+    corpus = _corpus(before, reading)
     with out.progress("compare") as advance:
         found = measure(before.model, after.model, corpus, progress=advance)
     out.answer(found.to_json(), lambda o: show_comparison(o, found))
@@ -343,61 +331,17 @@ def _tokenizer(loaded: "Loaded", option: str | None) -> Any:  # noqa: ANN401  (a
     return find_tokenizer(option, vocabulary=loaded.vocabulary, beside=loaded.path, vocab_size=loaded.model.vocab_size)
 
 
-def _corpus(loaded: "Loaded", data: str, tokenizer: str | None, dtype: DataDType) -> "Corpus":
+def _corpus(loaded: "Loaded", reading: Reading) -> "Corpus":
     from modernize.data import load_corpus
 
     return load_corpus(
-        data, tokenizer=lambda: _tokenizer(loaded, tokenizer), vocab_size=loaded.model.vocab_size, dtype=dtype
+        reading.data,
+        tokenizer=lambda: _tokenizer(loaded, reading.tokenizer),
+        vocab_size=loaded.model.vocab_size,
+        dtype=reading.data_dtype,
     )
 
 
-# ---------------------------------------------------------------------------------------------- the boundary
-
-# the root of typer's own usage errors, which typer does not export by name
-_ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-
-
 def main() -> NoReturn:
-    """Run the command line and exit: the one place where errors become a sentence, a hint and an exit code."""
-    signal.signal(signal.SIGTERM, _terminated)
-    debug = os.environ.get("MODERNIZE_DEBUG") == "1"
-    try:
-        code = app(prog_name="modernize", standalone_mode=False)
-    except ModernizeError as error:
-        if debug:
-            traceback.print_exc()
-        _say(error)
-        code = error.exit_code
-    except _ClickException as error:
-        _say(UsageError(_usage_sentence(error), hint=_help_for(error)))
-        code = UsageError.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; say no more
-        code = 141
-    except Exception as error:
-        traceback.print_exc()
-        _say(ModernizeError(f"this is a bug: {type(error).__name__}", hint="please report it with the lines above"))
-        code = ModernizeError.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _say(error: ModernizeError) -> None:
-    from modernize.console import Output
-
-    Output().error(error)
-
-
-def _usage_sentence(error: Exception) -> str:
-    tell: Callable[[], str] = getattr(error, "format_message", error.__str__)
-    return tell().rstrip(".")
-
-
-def _help_for(error: Exception) -> str:
-    context = getattr(error, "ctx", None)
-    return f"see `{context.command_path if context else 'modernize'} --help`"
-
-
-def _terminated(signum: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + signum)
+    """Run the command line and exit."""
+    run(app)

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from modernize.checkpoint import open_checkpoint
+from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import Bias, DTypeName, Init, Tie, Weights
-from modernize.errors import BadTensors, UsageError
+from modernize.errors import BadData, UsageError
 from modernize.inspection import Parameters, fates_of
 from modernize.recognise import Facts, Recognised, recognise
-from modernize.rewrite.apply import Rewritten, rewrite
+from modernize.rewrite.apply import rewrite
 from modernize.rewrite.plan import Plan
+from modernize.rewrite.tie import settle_tie
 from modernize.spec import State
 from modernize.tokenizer import VocabularyTokenizer, find_tokenizer, vocabulary_beside
-from modernize.write import check_output, check_suffix, model_metadata, write_model
+from modernize.write import cast, check_output, check_suffix, model_metadata, write_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +80,21 @@ def convert(
         raise UsageError("--init reset drops every bias, so --bias keep contradicts it", hint="use --init fold")
     if not rope_base > 1:
         raise UsageError(f"--rope-base {rope_base} is not above 1", hint="10000 is usual")
-    check_output(new, inputs=(old,), force=force)
+    check_output(new, inputs=files_of(old), force=force)
     check_suffix(new)
     checkpoint = open_checkpoint(old, weights=weights)
     found = recognise(checkpoint, facts)
-    check_output(new, inputs=(checkpoint.file,), force=force)
+    vocabulary, warnings = _vocabulary(found, tokenizer)
     before = found.state()
-    made = rewrite(before, found.spec, Plan(init=init, bias=bias, rope_base=rope_base), tie=tie)
-    state = _cast(made, found, _dtype(before) if dtype == "keep" else getattr(torch, dtype))
+    plan, tied = settle_tie(found, Plan(init=init, bias=bias, rope_base=rope_base), tie)
+    made = rewrite(before, found.spec, plan)
+    wanted = _dtype(before) if dtype == "keep" else getattr(torch, dtype)
+    state = cast(made.state, wanted, origin=lambda name: _origin(name, found))
     sha256 = checkpoint.sha256()
+    metadata = model_metadata(made.config, sha256=sha256, dialect=found.dialect.name, init=init, vocabulary=vocabulary)
     if not dry_run:
-        metadata = model_metadata(
-            made.config,
-            sha256=sha256,
-            dialect=found.dialect.name,
-            init=init,
-            vocabulary=_vocabulary(found, tokenizer),
-        )
         write_model(new, state, metadata)
-    fates = fates_of(found, made.plan)
+    fates = fates_of(found, plan)
     return Conversion(
         input=old,
         output=new,
@@ -107,22 +104,27 @@ def convert(
         dropped=tuple(f.name for f in fates if f.fate == "dropped"),
         reinitialized=tuple(f.name for f in fates if f.fate == "reinitialized"),
         parameters=Parameters(before=found.spec.parameters(), after=made.config.parameters()),
-        warnings=(*found.warnings, *made.warnings),
+        warnings=(*found.warnings, *tied, *warnings),
         written=not dry_run,
     )
 
 
-def _vocabulary(found: Recognised, tokenizer: str | None) -> Mapping[str, int]:
-    """The characters or words of the old model, so that the new file can speak alone: as the user names them, inside
-    its file, or beside it. Tokenizer files are not copied.
+def _vocabulary(found: Recognised, tokenizer: str | None) -> tuple[Mapping[str, int], tuple[str, ...]]:
+    """The characters or words of the old model, so that the new file can speak alone, and a warning where a file beside
+    it is of no use: as the user names them, inside the checkpoint, or beside it. Tokenizer files are not copied.
     """
-    tokens = found.checkpoint.vocabulary or vocabulary_beside(found.checkpoint.path)
+    size = found.spec.vocab_size
     if tokenizer:
-        chosen = find_tokenizer(
-            tokenizer, vocabulary=tokens, beside=found.checkpoint.path, vocab_size=found.spec.vocab_size
-        )
-        tokens = chosen.stoi if isinstance(chosen, VocabularyTokenizer) else {}
-    return tokens if max(tokens.values(), default=-1) < found.spec.vocab_size else {}
+        chosen = find_tokenizer(tokenizer, vocabulary={}, beside=found.checkpoint.path, vocab_size=size)
+        return (chosen.stoi if isinstance(chosen, VocabularyTokenizer) else {}), ()
+    try:
+        tokens = found.checkpoint.vocabulary or vocabulary_beside(found.checkpoint.path)
+    except BadData as error:
+        return {}, (f"{error.sentence}; the new file carries no vocabulary",)
+    if max(tokens.values(), default=-1) >= size:
+        said = f"a vocabulary of {len(tokens)} tokens does not fit a model of {size}; the new file carries none"
+        return {}, (said,)
+    return tokens, ()
 
 
 def _dtype(state: State) -> torch.dtype:
@@ -133,17 +135,7 @@ def _dtype(state: State) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 
-def _cast(made: Rewritten, found: Recognised, dtype: torch.dtype) -> State:
-    """One cast at the end. Raises BadTensors where a value does not fit, by the old file's name."""
-    state = {name: tensor.to(dtype) for name, tensor in made.state.items()}
-    for name, tensor in state.items():
-        if not torch.isfinite(tensor).all():
-            old_name = name.replace("norm_", "ln_").replace(".gain", ".weight")
-            source = ", ".join(found.sources_of(old_name)) or name
-            largest = made.state[name].abs().max().item()
-            raise BadTensors(
-                f"{found.checkpoint.path}: {source} becomes {largest:.3g}, which {str(dtype).removeprefix('torch.')} "
-                "cannot hold",
-                hint="use --dtype bfloat16 or float32",
-            )
-    return state
+def _origin(name: str, found: Recognised) -> str:
+    """What a modern tensor was made from, by the old file's names."""
+    old_name = name.replace("norm_", "ln_").replace(".gain", ".weight")
+    return f"{found.checkpoint.path}: {', '.join(found.sources_of(old_name)) or name}"

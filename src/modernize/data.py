@@ -19,6 +19,7 @@ from modernize.tokenizer import Tokenizer
 
 Ids = NDArray[Any]  # (n,) or, one sequence a row, (n, T + 1)
 PYDOC = "pydoc"
+SPLITS = ("train.bin", "val.bin")
 IGNORED = -1  # a target that is not predicted
 TRAIN_SHARE = 0.9
 _CHECKED_AT_ONCE = 1 << 26  # ids
@@ -61,7 +62,7 @@ def load_corpus(
     if path.suffix == ".bin":
         ids = _bin(path, dtype)
         # a file that is a validation split by name is not split again
-        whole = path.name == "val.bin"
+        whole = path.name == SPLITS[1]
     elif path.suffix == ".npy":
         ids, whole = _npy(path), False
     else:
@@ -70,6 +71,14 @@ def load_corpus(
         _check_ids(ids, vocab_size, str(path))
         return Corpus(name=str(path), train=ids[:0], val=ids)
     return _split(str(path), ids, vocab_size)
+
+
+def data_files(data: str | Path) -> tuple[Path, ...]:
+    """The files that DATA is read from; none for pydoc."""
+    path = Path(data)
+    if path.is_dir():
+        return tuple(path / name for name in SPLITS)
+    return () if str(data) == PYDOC else (path,)
 
 
 def pydoc_text() -> str:
@@ -87,7 +96,7 @@ def _split(name: str, ids: Ids, vocab_size: int) -> Corpus:
 
 def _folder(path: Path, dtype: DataDType, vocab_size: int) -> Corpus:
     parts = []
-    for name in ("train.bin", "val.bin"):
+    for name in SPLITS:
         if not (path / name).is_file():
             raise BadData(
                 f"{path} is a folder without {name}",

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from modernize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from modernize.choices import Weights
+from modernize.choices import Fate, Tie, Weights
+from modernize.dialects import Step
 from modernize.recognise import Facts, Recognised, recognise
-from modernize.rewrite.plan import Fate, Plan
-from modernize.spec import GPTSpec, ModernConfig
+from modernize.rewrite.plan import Plan
+from modernize.rewrite.tie import settle_tie
+from modernize.spec import GPTSpec, ModernConfig, layerless
 from modernize.stored import Stored, stored_in
 
 OLD_ARCHITECTURE = "gpt-layernorm-learned"
@@ -34,6 +36,7 @@ class TensorFate:
     """One tensor of the old file, and which tensors of the new one hold it afterwards."""
 
     name: str
+    kind: str  # the same name for all layers and heads, `*` in the place of their numbers
     info: TensorInfo
     fate: Fate
     becomes: tuple[str, ...]
@@ -86,9 +89,14 @@ class Inspection:
 
 
 def inspect(
-    path: str | Path, *, facts: Facts | None = None, weights: Weights = "model", plan: Plan | None = None
+    path: str | Path,
+    *,
+    facts: Facts | None = None,
+    weights: Weights = "model",
+    plan: Plan | None = None,
+    tie: Tie = "auto",
 ) -> Inspection:
-    """Say what a checkpoint is and what `plan` (by default that of `convert`) would do to it.
+    """Say what a checkpoint is and what `convert` with this plan (by default its own) would do to it.
 
     Raises InputRefused for what cannot be read or recognised; see `open_checkpoint` and `recognise`.
     """
@@ -96,8 +104,8 @@ def inspect(
     stored = stored_in(checkpoint)
     if stored:
         return _modern(checkpoint, stored)
-    plan = plan or Plan()
     found = recognise(checkpoint, facts)
+    plan, tied = settle_tie(found, plan or Plan(), tie)
     return Inspection(
         path=checkpoint.path,
         format=checkpoint.format,
@@ -107,7 +115,7 @@ def inspect(
         config=found.spec,
         parameters=Parameters(before=found.spec.parameters(), after=plan.config(found.spec).parameters()),
         tensors=fates_of(found, plan),
-        warnings=found.warnings,
+        warnings=(*found.warnings, *tied),
         source=None,
     )
 
@@ -123,7 +131,8 @@ def _modern(checkpoint: Checkpoint, stored: Stored) -> Inspection:
         config=stored.config,
         parameters=Parameters(before=size, after=size),
         tensors=tuple(
-            TensorFate(name=name, info=info, fate="kept", becomes=(name,)) for name, info in checkpoint.tensors.items()
+            TensorFate(name=name, kind=layerless(name), info=info, fate="kept", becomes=(name,))
+            for name, info in checkpoint.tensors.items()
         ),
         warnings=checkpoint.warnings,
         source=stored,
@@ -131,32 +140,31 @@ def _modern(checkpoint: Checkpoint, stored: Stored) -> Inspection:
 
 
 def fates_of(found: Recognised, plan: Plan) -> tuple[TensorFate, ...]:
-    """The fate of every tensor of the file, in its order; every key is accounted for."""
+    """The fate of every tensor of the file, in its order; every key is accounted for.
+
+    Of a tensor with several targets, as a fused projection, that of a part which is carried over counts.
+    """
     steps = {name: step for step in found.steps for name in step.sources}
-    fates = []
-    for name, info in found.checkpoint.tensors.items():
-        step = steps[name]
-        fate: Fate = "ignored"
-        becomes: tuple[str, ...] = ()
-        for target in step.targets:
-            if target == "head.weight" and found.spec.tied:
-                fate, more = _tied_head_fate(plan)
-            else:
-                decided, more = plan.fate(target, found.spec)
-                fate = decided or _moved(name, step.rule.op.fate, more)
-            becomes += tuple(new for new in more if new not in becomes)
-        raw = found.checkpoint.raw_names[name]
-        fates.append(TensorFate(name=raw, info=info, fate=fate, becomes=becomes))
-    return tuple(fates)
+    return tuple(_fate_of(name, steps[name], found, plan) for name in found.checkpoint.tensors)
 
 
-def _tied_head_fate(plan: Plan) -> tuple[Fate, tuple[str, ...]]:
-    """A tied head that the file holds under its own name as well: it is the embedding's matrix."""
-    return "renamed", ("head.weight",) if plan.untie else ("wte.weight",)
+def _fate_of(name: str, step: Step, found: Recognised, plan: Plan) -> TensorFate:
+    decided: list[Fate | None] = []
+    becomes: dict[str, None] = {}
+    for target in step.targets:
+        fate, more = plan.fate(target, found.spec)
+        decided.append(fate)
+        becomes |= dict.fromkeys(more)
+    return TensorFate(
+        name=found.checkpoint.raw_names[name],
+        kind=step.rule.key(i="*", j="*", p=name.rpartition(".")[2], with_optional=step.with_optional(name)),
+        info=found.checkpoint.tensors[name],
+        fate=_summary(decided, moved="kept" if tuple(becomes) == (name,) else step.rule.op.fate),
+        becomes=tuple(becomes),
+    )
 
 
-def _moved(name: str, fate: str, becomes: tuple[str, ...]) -> Fate:
-    """`kept` for the same name, else what the row's op calls it."""
-    if becomes == (name,):
-        return "kept"
-    return "split" if fate == "split" else "renamed"
+def _summary(decided: list[Fate | None], *, moved: Fate) -> Fate:
+    if not decided:
+        return "ignored"
+    return next((moved for fate in decided if fate is None), decided[0] or moved)

@@ -2,17 +2,19 @@
 
 A command that is decorated with `takes(...)` gets, beside its own options:
 
-    FACTS   as `facts: Facts` and `weights: Weights`
-    OUTPUT  as `out: Output`
+    FACTS    as `facts: Facts` and `weights: Weights`
+    READING  as `reading: Reading`, where it takes DATA
+    OUTPUT   as `out: Output`
 """
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from modernize.choices import Activation, AttnScale, Weights
+from modernize.choices import Activation, AttnScale, DataDType, Weights
 
 _FACTS_PANEL = "Facts that a file cannot say"
 
@@ -70,6 +72,32 @@ FACTS: dict[str, tuple[Any, Any]] = {
     ),
 }
 
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """DATA and how to read it."""
+
+    data: str
+    tokenizer: str | None
+    data_dtype: DataDType
+
+
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="PATH", help="tokenizer.json, vocab.json + merges.txt, meta.pkl, or bytes."),
+]
+READING: dict[str, tuple[Any, Any]] = {
+    "data": (
+        Annotated[str, typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, a folder, or the word pydoc.")],
+        inspect.Parameter.empty,
+    ),
+    "tokenizer": (TokenizerOption, None),
+    "data_dtype": (
+        Annotated[DataDType, typer.Option("--data-dtype", help="Of the ids in a .bin file.")],
+        "uint16",
+    ),
+}
+
 OUTPUT: dict[str, tuple[Any, Any]] = {
     "json": (
         Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")],
@@ -85,9 +113,15 @@ OUTPUT: dict[str, tuple[Any, Any]] = {
 }
 
 
-def takes(*, facts: bool = True, json: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *, facts: bool = True, reading: bool = False, json: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the shared options to a command and hand them to it as objects."""
-    shared = {**(FACTS if facts else {}), **{name: OUTPUT[name] for name in OUTPUT if json or name != "json"}}
+    shared = {
+        **(READING if reading else {}),
+        **(FACTS if facts else {}),
+        **{name: OUTPUT[name] for name in OUTPUT if json or name != "json"},
+    }
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(**given: Any) -> None:  # noqa: ANN401  (whatever the command line says)
@@ -101,10 +135,12 @@ def takes(*, facts: bool = True, json: bool = True) -> Callable[[Callable[..., N
 
                 more["weights"] = given.pop("weights")
                 more["facts"] = Facts(**{name: given.pop(name) for name in FACTS if name != "weights"})
+            if reading:
+                more["reading"] = Reading(**{name: given.pop(name) for name in READING})
             function(**given, **more)
 
         own = inspect.signature(function)
-        handed = {"out", "facts", "weights"}
+        handed = {"out", "facts", "weights", "reading"}
         parameters = [p for name, p in own.parameters.items() if name not in handed]
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

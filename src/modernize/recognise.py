@@ -8,6 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modernize.checkpoint import Checkpoint
 from modernize.dialects import DIALECTS, Cover, Dialect, Step, cover
 from modernize.dialects.ops import SPLIT3, TRANSPOSE_SPLIT3
@@ -35,6 +38,11 @@ class Recognised:
     def sources_of(self, target: str) -> tuple[str, ...]:
         """Names in the file that make up one tensor of the canonical State."""
         return next((step.sources for step in self.steps if target in step.targets), ())
+
+    def array(self, target: str) -> NDArray[np.float64]:
+        """One tensor of the canonical State that the file keeps as it is, without loading torch for safetensors."""
+        (source,) = self.sources_of(target)
+        return self.checkpoint.array(source)
 
     def state(self) -> State:
         """The canonical State in the file's dtypes, `(out, in)`; a tied head is left out.

@@ -1,22 +1,18 @@
 """How reports look to people: one function per report."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modernize.console import Output, number
 from modernize.dialects import Dialect
 from modernize.operations import rope_operations, saved_additions
-from modernize.spec import GPTSpec
+from modernize.spec import GPTSpec, layerless
 
 if TYPE_CHECKING:
     from modernize.conversion import Conversion
     from modernize.inspection import Inspection, Parameters, TensorFate
     from modernize.measure import Comparison, Evaluation
     from modernize.tune import Tuned, TuneEvent
-
-
-_LAYER = re.compile(r"(?<=\.)(?<!net\.)\d+(?=\.)")  # a number between dots, but for a Sequential's own
 
 
 def show_inspection(out: Output, found: "Inspection") -> None:
@@ -36,6 +32,8 @@ def show_inspection(out: Output, found: "Inspection") -> None:
         source = found.source
         out.line(f"made by modernize {source.version} with --init {source.init} from {source.dialect}")
         out.line(f"source sha256 {source.sha256}")
+        for run in source.history:
+            out.line(f"fine-tuned {run.get('steps')} steps on {run.get('tokens')} tokens")
     out.line("")
     out.table(("tensor", "shape", "dtype", "fate", "becomes"), _fate_rows(found.tensors))
     out.line("")
@@ -52,12 +50,12 @@ def show_inspection(out: Output, found: "Inspection") -> None:
 
 
 def _fate_rows(tensors: "Sequence[TensorFate]") -> list[tuple[str, ...]]:
-    """A row per kind of tensor: the layer's (and head's) number becomes `*`, and equal rows become one."""
+    """A row per kind of tensor: equal ones of all layers and heads become one."""
     rows: dict[tuple[str, ...], None] = {}
     for t in tensors:
         shape = "×".join(map(str, t.info.shape)) or "scalar"
-        becomes = ", ".join(_LAYER.sub("*", name) for name in t.becomes)
-        rows[(_LAYER.sub("*", t.name), shape, t.info.dtype, t.fate, becomes)] = None
+        becomes = ", ".join(map(layerless, t.becomes))
+        rows[(t.kind, shape, t.info.dtype, t.fate, becomes)] = None
     return list(rows)
 
 
@@ -124,8 +122,9 @@ def show_finetune(out: Output, report: "Tuned") -> None:
     rows = [("before", f"{end.before:.4f}"), ("after", f"{end.after:.4f}"), ("best, written", f"{end.best:.4f}")]
     if end.old is not None:
         rows.append(("old model", f"{end.old:.4f}"))
-    if end.recovery is not None:
-        rows.append(("recovered", f"{100 * end.recovery:.1f} %"))
+    if end.old is not None and end.recovery is not None:
+        reached = end.best <= end.old
+        rows.append(("recovered", "all of it" if reached else f"{100 * end.recovery:.1f} %"))
     out.table(("validation", "loss"), rows, right=(1,))
     out.line(
         f"wrote {report.output} after {end.steps} steps, {number(end.tokens)} tokens at "

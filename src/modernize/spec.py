@@ -41,6 +41,12 @@ def names_of(part: str, n_layer: int) -> list[str]:
     return [home.format(i=i) for i in range(n_layer)] if "{i}" in home else [home]
 
 
+def layerless(name: str) -> str:
+    """The same name for all layers: `h.3.attn.q.weight` -> `h.*.attn.q.weight`."""
+    home, _, rest = name.partition(".")
+    return f"h.*.{rest.partition('.')[2]}" if home == "h" else name
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
     """What an old and a modern model have in common. `biases` lists the parts that carry a shift or bias."""
@@ -119,7 +125,7 @@ class ModernConfig(_Sizes):
         for name in ("norm_eps", "rope_base"):
             if not isinstance(values[name], int | float) or not values[name] >= 0:
                 raise ValueError(f"{name} is {values[name]!r}")
-        if not isinstance(values["tied"], bool):
+        if values["tied"] not in (True, False):
             raise ValueError(f"tied is {values['tied']!r}")
         if values["activation"] not in ACTIVATIONS:
             raise ValueError(f"activation is {values['activation']!r}")

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from modernize.checkpoint import Checkpoint
 from modernize.errors import UnreadableFile
 from modernize.spec import ModernConfig
 
 METADATA_KEY = "modernize"
+SCHEMA = 1  # of what stands under it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class Stored:
     init: str
     version: str
     vocabulary: Mapping[str, int]
+    history: tuple[Mapping[str, Any], ...]  # an entry for each fine-tune
 
 
 def stored_in(checkpoint: Checkpoint) -> Stored | None:
@@ -32,7 +35,7 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
     if text is None:
         return None
     try:
-        plain = json.loads(text)
+        plain = {"schema": None, **json.loads(text)}
         stored = Stored(
             config=ModernConfig.from_json(plain["config"]),
             sha256=str(plain["source"]["sha256"]),
@@ -40,12 +43,18 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
             init=str(plain["init"]),
             version=str(plain["version"]),
             vocabulary={str(token): int(index) for token, index in plain["vocabulary"].items()},
+            history=tuple(dict(run) for run in plain["finetunes"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableFile(
             f"{checkpoint.path} has modernize metadata that cannot be understood: {error!r}",
             hint="convert the old checkpoint again",
         ) from error
+    if plain["schema"] != SCHEMA:
+        raise UnreadableFile(
+            f"{checkpoint.path} has metadata of schema {plain['schema']!r}, and this version reads {SCHEMA}",
+            hint="use the version of modernize that wrote it, or convert the old checkpoint again",
+        )
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if shapes != stored.config.shapes():
         wrong = sorted({*shapes, *stored.config.shapes()}, key=lambda n: shapes.get(n) == stored.config.shapes().get(n))

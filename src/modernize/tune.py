@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
+from modernize.checkpoint import files_of
 from modernize.choices import DataDType, Weights
-from modernize.data import load_corpus
+from modernize.data import data_files, load_corpus
 from modernize.errors import OutputRefused, UsageError
 from modernize.events import Event, Finished, Notice, Settings
 from modernize.facts import Facts
@@ -20,7 +21,7 @@ from modernize.plot import check_plot, plot_losses
 from modernize.stored import Stored
 from modernize.tokenizer import find_tokenizer
 from modernize.train import finetune
-from modernize.write import check_output, check_suffix, model_metadata, write_model
+from modernize.write import cast, check_output, check_suffix, model_metadata, write_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +75,7 @@ def tune(job: Job) -> Iterator[TuneEvent]:
 
     Raises what `load`, `load_corpus`, `finetune` and `write_model` raise; outputs are checked before any work.
     """
-    inputs = (job.checkpoint, *([job.teacher] if job.teacher else []))
-    for output in (job.output, job.log, job.plot):
-        if output is not None:
-            check_output(output, inputs=inputs, force=job.force)
-    check_suffix(job.output)
+    _check_outputs(job)
     if job.plot:
         check_plot()
     model, stored = _modern(job.checkpoint)
@@ -97,17 +94,30 @@ def tune(job: Job) -> Iterator[TuneEvent]:
     )
     seen: list[Event] = []
     with ExitStack() as stack:
-        log = stack.enter_context(job.log.open("w", encoding="utf-8")) if job.log else None
+        log = stack.enter_context(_opened(job.log)) if job.log else None
         for event in finetune(model, corpus, teacher=teacher, settings=job.settings):
             seen.append(event)
             _log(log, event)
             yield event
     finished = next(event for event in seen if isinstance(event, Finished))
-    state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.to_state().items()}
+    state = cast({n: t.detach().cpu() for n, t in model.to_state().items()}, dtype, origin=str)
     write_model(job.output, state, _metadata(model, stored, finished, job.settings))
     if job.plot:
         plot_losses(seen, job.plot)
     yield Tuned(input=job.checkpoint, output=job.output, finished=finished)
+
+
+def _check_outputs(job: Job) -> None:
+    """Every output is refused where it exists, is read from, or is another output. Raises OutputRefused, UsageError."""
+    inputs = [*files_of(job.checkpoint), *data_files(job.data)]
+    inputs += files_of(job.teacher) if job.teacher else ()
+    inputs += [Path(job.tokenizer)] if job.tokenizer else []
+    outputs = [path for path in (job.output, job.log, job.plot) if path is not None]
+    for output in outputs:
+        check_output(output, inputs=tuple(inputs), force=job.force)
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise UsageError("two of -o, --log and --plot are the same file", hint="give each a name of its own")
+    check_suffix(job.output)
 
 
 def _modern(path: Path) -> tuple[ModernGPT, Stored]:
@@ -131,6 +141,13 @@ def _teacher(path: Path, facts: Facts, weights: Weights) -> tuple[OldGPT, tuple[
     return loaded.model, loaded.warnings
 
 
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise OutputRefused(f"{path} cannot be written: {error.strerror}", hint="check its folder") from error
+
+
 def _log(log: TextIO | None, event: Event) -> None:
     if log is not None:
         row = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
@@ -149,12 +166,13 @@ def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Se
         dialect=stored.dialect,
         init=stored.init,
         vocabulary=stored.vocabulary,
-        history={
-            "finetune": {
+        history=(
+            *stored.history,
+            {
                 "steps": finished.steps,
                 "tokens": finished.tokens,
                 "loss": {"before": finished.before, "best": finished.best, "old": finished.old},
                 "settings": asdict(settings),
-            }
-        },
+            },
+        ),
     )

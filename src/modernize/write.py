@@ -6,16 +6,17 @@ from run to run, and the same conversion has to give the same bytes. (Layout: 8 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernize import __version__
-from modernize.errors import OutputRefused, UsageError
+from modernize.errors import BadTensors, OutputRefused, UsageError
 from modernize.spec import ModernConfig, State
-from modernize.stored import METADATA_KEY
+from modernize.stored import METADATA_KEY, SCHEMA
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 DTYPE_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -54,17 +55,20 @@ def model_metadata(
     dialect: str,
     init: str,
     vocabulary: Mapping[str, int],
-    history: Mapping[str, Any] | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, str]:
-    """All that is needed to load a modern file, and where it came from, as safetensors metadata."""
+    """All that is needed to load a modern file, and where it came from, as safetensors metadata.
+
+    `history` has an entry for each fine-tune since the conversion.
+    """
     facts = {
-        "schema": 1,
+        "schema": SCHEMA,
         "version": __version__,
         "config": config.to_json(),
         "source": {"sha256": sha256, "dialect": dialect},
         "init": init,
         "vocabulary": dict(vocabulary),
-        **(history or {}),
+        "finetunes": list(history),
     }
     return {"format": "pt", METADATA_KEY: json.dumps(facts, ensure_ascii=True, sort_keys=True)}
 
@@ -77,21 +81,37 @@ def write_model(path: Path, state: State, metadata: Mapping[str, str]) -> None:
     target = Path(os.path.realpath(path))  # a link is written through, not replaced
     aside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as stream:
-            stream.write(_header(state, metadata))
-            for tensor in state.values():
-                stream.write(_bytes(tensor))
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(target)
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(_header(state, metadata))
+                for tensor in state.values():
+                    stream.write(_bytes(tensor))
+                stream.flush()
+                os.fsync(stream.fileno())
+            aside.replace(target)
+        except BaseException:  # also an interrupt leaves nothing behind
+            aside.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OutputRefused(
-            f"{path} cannot be written: {error.strerror or error}",
-            hint="check the space and the permissions there",
+            f"{path} cannot be written: {error.strerror or error}", hint="check the space and the permissions there"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+
+
+def cast(state: State, dtype: "torch.dtype", *, origin: Callable[[str], str]) -> State:
+    """The same tensors in another dtype. Raises BadTensors where a value does not fit, with what `origin` calls it."""
+    import torch
+
+    cast_state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    for name, tensor in cast_state.items():
+        if not torch.isfinite(tensor).all():
+            largest = state[name].abs().max().item()
+            raise BadTensors(
+                f"{origin(name)} becomes {largest:.3g}, which {str(dtype).removeprefix('torch.')} cannot hold",
+                hint="use --dtype bfloat16 or float32 when converting",
+            )
+    return cast_state
 
 
 def _header(state: State, metadata: Mapping[str, str]) -> bytes:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from modernize.checkpoint.base import Checkpoint, Source, TensorInfo
 from modernize.checkpoint.envelope import assemble
-from modernize.checkpoint.hf_folder import HF_FORMAT, open_hf_folder
+from modernize.checkpoint.hf_folder import files_of, open_hf_folder
 from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
 from modernize.checkpoint.torch_file import load_torch
 from modernize.choices import Weights
 from modernize.errors import UnreadableFile
 
-__all__ = ["HF_FORMAT", "Checkpoint", "Source", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "Source", "TensorInfo", "files_of", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoint:

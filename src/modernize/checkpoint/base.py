@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modernize.spec import Shape
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ class Source(Protocol):
 
     def read(self, name: str) -> "torch.Tensor":
         """One tensor, on the CPU, in its stored dtype."""
+
+    def array(self, name: str) -> NDArray[np.float64]:
+        """One tensor of floating point in float64."""
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors of the same shape and dtype hold the same values."""
@@ -63,6 +69,10 @@ class Checkpoint:
     def read(self, name: str) -> "torch.Tensor":
         """One tensor by its clean name, on the CPU, in its stored dtype."""
         return self.source.read(self.raw_names[name])
+
+    def array(self, name: str) -> NDArray[np.float64]:
+        """One tensor of floating point by its clean name, in float64; needs no torch for safetensors."""
+        return self.source.array(self.raw_names[name])
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors hold the same values, bit for bit."""

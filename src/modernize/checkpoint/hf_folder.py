@@ -45,6 +45,13 @@ def open_hf_folder(path: Path) -> Checkpoint:
     )
 
 
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files that a checkpoint is read from: of a folder those that are there, else the file itself."""
+    if not path.is_dir():
+        return (path,)
+    return tuple(path / name for name in (CONFIG, *WEIGHT_FILES) if (path / name).exists())
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modernize.checkpoint.base import TensorInfo
 from modernize.errors import UnreadableFile
 
@@ -58,6 +61,14 @@ class SafetensorsSource:
         with safe_open(self.path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(self._kept.get(name, name))
         return tensor
+
+    def array(self, name: str) -> NDArray[np.float64]:
+        """One tensor in float64, without torch. bfloat16, which numpy lacks, is the upper half of a float32."""
+        info, raw = self.tensors[name], self._bytes(self._kept.get(name, name))
+        if info.dtype == "bfloat16":
+            halves = np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16
+            return halves.view(np.float32).reshape(info.shape).astype(np.float64)
+        return np.frombuffer(raw, dtype=np.dtype(info.dtype).newbyteorder("<")).reshape(info.shape).astype(np.float64)
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors hold the same bytes."""

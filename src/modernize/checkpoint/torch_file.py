@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modernize.checkpoint.base import TensorInfo
 from modernize.checkpoint.envelope import Root
 from modernize.errors import UnreadableFile, UnsafeFile
@@ -33,6 +36,10 @@ class TorchSource:
     def read(self, name: str) -> "torch.Tensor":
         """One tensor, in its stored dtype."""
         return self._tensors[name].detach()
+
+    def array(self, name: str) -> NDArray[np.float64]:
+        """One tensor in float64."""
+        return self.read(name).double().numpy()
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors hold the same values."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modernize.choices import Fate
 from modernize.spec import Shape
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class Op:
     """
 
     name: str
-    fate: str
+    fate: Fate
     shapes: Callable[[Sequence[Shape]], list[Shape]]
     apply: "Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]"
 

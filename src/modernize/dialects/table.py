@@ -40,7 +40,7 @@ class Rule:
             at = hole.end()
         return re.compile("".join([*parts, re.escape(self.source[at:])]))
 
-    def key(self, *, i: int = 0, j: int = 0, p: str = "weight", with_optional: bool = True) -> str:
+    def key(self, *, i: int | str = 0, j: int | str = 0, p: str = "weight", with_optional: bool = True) -> str:
         """The key that this row claims for a layer, a head and a kind."""
         holes = {"i": str(i), "j": str(j), "p": p}
         return _HOLE.sub(lambda hole: holes[hole[1]] if hole[1] else hole[2] * with_optional, self.source)
@@ -110,6 +110,10 @@ class Step:
     rule: Rule
     sources: tuple[str, ...]
     targets: tuple[str, ...]
+
+    def with_optional(self, name: str) -> bool:
+        """Whether a source is spelled with the part of its template that may be absent."""
+        return name.count(".") == self.rule.key(with_optional=True).count(".")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ def centre(state: State, spec: GPTSpec) -> State:
     """Every writer of the residual stream loses its mean over the d axis: rows of wte and wpe, columns of o and down,
     and their biases. The stream then has mean zero, and r(x) = n(x). LayerNorm took it off itself.
 
-    A tied head reads the centred rows as well, which `tie_cost` estimates.
+    A tied head reads the centred rows as well; `tie.tie_cost` estimates what that costs.
     """
     new = dict(state)
     for table in ("wte.weight", "wpe.weight"):
@@ -85,17 +85,6 @@ def fold_value_bias(state: State, spec: GPTSpec) -> State:
         if bias is not None:
             new[f"{o}.bias"] = state[f"{o}.weight"] @ bias + new.get(f"{o}.bias", 0)
     return new
-
-
-def tie_cost(state: State, spec: GPTSpec) -> float:
-    """What `centre` costs a model whose head stays tied, in nats: an estimate from the weights alone.
-
-    With m_v the mean of row v of wte, the logit of v changes by `m_v·(g·r)`, r the normed state before its gain, which
-    has mean zero and length √d. For r in no special direction, `g·r` has the variance |g − mean g|²; to second order
-    the divergence of the old from the new prediction is half the variance of the change over tokens.
-    """
-    gain, means = state["ln_f.weight"], state["wte.weight"].mean(1)
-    return float(0.5 * means.var(correction=0) * (gain - gain.mean()).square().sum())
 
 
 def _read(state: State, spec: GPTSpec, *, final: bool) -> Iterator[tuple[str, str, Tensor]]:

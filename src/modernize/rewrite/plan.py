@@ -4,19 +4,14 @@ Plain data, so that `inspect` tells all this without loading torch.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
-from modernize.choices import Bias, Init
+from modernize.choices import Bias, Fate, Init
 from modernize.spec import HOMES, LINEARS, NORMS, GPTSpec, ModernConfig
-
-Fate = Literal["kept", "renamed", "split", "folded", "absorbed", "dropped", "reinitialized", "ignored"]
 
 # who reads what each norm gives
 READERS = {"ln_1": ("q", "k", "v"), "ln_2": ("up",), "ln_f": ("head",)}
 # names of the moves in rewrite/fold.py and rewrite/reset.py, in order
 FOLD = ("fold_shift", "fold_gain", "centre", "fold_mean_position", "fold_value_bias")
-# `--tie auto` unties where staying tied costs more than this (nats), the precision to which losses are told
-TIE_HARM = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +66,8 @@ class Plan:
         None where it is carried over: then its name in the file decides between kept, renamed and split.
         """
         part = part_of(target)
+        if target == "head.weight" and spec.tied:  # the embedding's matrix under a second name
+            return None, (target if self.untie else "wte.weight",)
         if part == "wpe":
             return ("folded", ("wte.weight",)) if self.init == "fold" else ("dropped", ())
         if part in NORMS and target.endswith(".weight"):
