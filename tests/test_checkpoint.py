@@ -4,6 +4,7 @@ import argparse
 import gzip
 import io
 import json
+import os
 import pickle
 import zipfile
 
@@ -116,6 +117,40 @@ def test_trained_or_averaged_weights(tmp_path):
         open_checkpoint(tmp_path / "n.pt", weights="ema")
 
 
+def test_a_single_set_has_no_averaged_weights(tmp_path):
+    save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / "m.safetensors")
+    for path in (tmp_path / "m.safetensors", hf_folder(tmp_path / "hf")):
+        with pytest.raises(UnreadableFile, match="no averaged weights"):
+            open_checkpoint(path, weights="ema")
+
+
+def test_tensors_that_are_not_among_the_weights_are_told(tmp_path):
+    extra = {"a": torch.ones(3)}
+    torch.save({"model": {**KEYS, "lora": extra}, "more": torch.ones(2), "loss": torch.tensor(1.0)}, tmp_path / "m.pt")
+    assert open_checkpoint(tmp_path / "m.pt").warnings == (
+        "tensors that are not among the weights are ignored: more, model.lora",
+    )
+
+
+@pytest.mark.parametrize("made", [lambda: torch.eye(3).to_sparse(), lambda: torch.ones(3, device="meta")])
+def test_tensors_without_values_are_refused(tmp_path, made):
+    torch.save({**KEYS, "transformer.wpe.weight": made()}, tmp_path / "m.pt")
+    with pytest.raises(UnreadableFile, match=r"transformer\.wpe\.weight"):
+        open_checkpoint(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("stoi", [{0: "a"}, {"a": "x"}, {"a": -5}, {"a": 0.5}, [], {}, 7])
+def test_what_is_no_vocabulary_is_none(tmp_path, stoi):
+    torch.save({"model": KEYS, "stoi": stoi, "itos": {0: b"a"}}, tmp_path / "m.pt")
+    assert open_checkpoint(tmp_path / "m.pt").vocabulary == {}
+
+
+def test_a_name_that_is_no_utf8(tmp_path):
+    torch.save(KEYS, tmp_path / "m.pt")
+    odd = (tmp_path / "m.pt").rename(tmp_path / os.fsdecode(b"b\xffd.pt"))
+    assert same(state_of(odd))
+
+
 def test_two_sets_of_weights_are_ambiguous(tmp_path):
     torch.save({"model": KEYS, "state_dict": KEYS}, tmp_path / "m.pt")
     with pytest.raises(AmbiguousInput, match="model, state_dict"):
@@ -124,7 +159,13 @@ def test_two_sets_of_weights_are_ambiguous(tmp_path):
 
 @pytest.mark.parametrize(
     "notes",
-    [{"stoi": {"a": 0, "b": 1}}, {"chars": "ab"}, {"config": {"chars": ["a", "b"]}}, {"itos": {0: "a", 1: "b"}}],
+    [
+        {"stoi": {"a": 0, "b": 1}},
+        {"chars": "ab"},
+        {"config": {"chars": ["a", "b"]}},
+        {"itos": {0: "a", 1: "b"}},
+        {"itos": ["a", "b"]},
+    ],
 )
 def test_a_vocabulary_inside(tmp_path, notes):
     torch.save({"model": KEYS, **notes}, tmp_path / "m.pt")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tiny
@@ -198,3 +199,76 @@ def test_inspect_of_safetensors_does_not_load_torch(tmp_path):
     save_file({n: t.clone() for n, t in keys.items()}, tmp_path / "m.safetensors")
     argv = ["modernize", "inspect", str(tmp_path / "m.safetensors"), "--n-head", "4"]
     assert not imports_torch(f"sys.argv = {argv!r}; modernize.cli.main()")
+
+
+def test_no_command_shows_the_help(run):
+    result = run()
+    assert (result.code, result.err) == (0, "")
+    assert "Commands" in result.out
+
+
+@pytest.mark.parametrize("command", [("inspect", "{x}"), ("convert", "{x}", "{x}"), ("eval", "n.pt", "--data", "{x}")])
+def test_names_that_no_file_can_have(run, command):
+    result = run(*(part.format(x="x" * 300) for part in command))
+    assert result.code in (3, 4)
+    assert "Traceback" not in result.err
+
+
+def test_a_full_stdout_is_no_bug():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    command = [sys.executable, "-m", "modernize", "dialects"]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert result.returncode == 4
+    assert b"Traceback" not in result.stderr
+
+
+def test_a_reader_that_leaves_ends_it_quietly():
+    command = f"{sys.executable} -m modernize dialects | head -1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode in (0, 141)
+    assert result.stderr == ""
+
+
+def test_what_an_encoding_lacks_is_escaped(nano):
+    odd = nano.with_name("n☃.pt")
+    nano.rename(odd)
+    result = process("inspect", odd, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0
+    assert "n\\u2603.pt" in result.stdout
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_modern_file_with_values_that_are_no_numbers_is_refused(run, nano, tmp_path, value):
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    new = tmp_path / "new.safetensors"
+    run("convert", nano, new)
+    with safe_open(new, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(new)
+    tensors["h.0.mlp.up.weight"][0, 0] = value
+    save_file(tensors, new, metadata)
+    result = run("eval", new, "--data", "pydoc")
+    assert (result.code, "h.0.mlp.up.weight holds values that are not finite" in result.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rope_base", "x"), ("rope_base", -5), ("norm_eps", None), ("n_head", 3), ("n_embd", 36), ("tied", "no")],
+)
+def test_a_modern_file_with_a_config_that_cannot_be_is_refused(run, nano, tmp_path, field, value):
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    new = tmp_path / "new.safetensors"
+    run("convert", nano, new)
+    with safe_open(new, framework="pt") as file:
+        metadata = file.metadata()
+    facts = json.loads(metadata["modernize"])
+    facts["config"][field] = value
+    save_file(load_file(new), new, {**metadata, "modernize": json.dumps(facts)})
+    result = run("inspect", new)
+    assert (result.code, "Traceback" in result.err) == (3, False)

@@ -229,7 +229,102 @@ def test_the_mode_follows_the_umask(run, nano, tmp_path):
     assert (tmp_path / "new.safetensors").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(run, nano, tmp_path):
+    (tmp_path / "sealed").mkdir(mode=0o555)
+    result = run("convert", nano, tmp_path / "sealed" / "new.safetensors")
+    assert (result.code, "cannot be written" in result.err) == (4, True)
+
+
+def test_a_vocabulary_beside_that_is_none_is_a_warning(run, nano, tmp_path):
+    import pickle
+
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 61}))
+    result = run("convert", nano, tmp_path / "new.safetensors")
+    assert (result.code, "carries no vocabulary" in result.err) == (0, True)
+
+
+def test_a_dry_run_finds_a_tokenizer_that_is_not_there(run, nano, tmp_path):
+    result = run("convert", nano, tmp_path / "new.safetensors", "--dry-run", "--tokenizer", tmp_path / "gone.json")
+    assert (result.code, "gone.json" in result.err) == (3, True)
+
+
+@pytest.mark.parametrize("base", ["0", "1", "-5", "inf", "nan"])
+def test_a_base_that_cannot_be(run, nano, tmp_path, base):
+    assert run("convert", nano, tmp_path / "new.safetensors", "--rope-base", base).code == 2
+
+
+def test_weights_too_large_for_any_dtype(run, tmp_path):
+    spec = tiny.spec()
+    state = tiny.jittered(spec, dtype=torch.float64)
+    state["h.0.mlp.up.weight"][0, 0] = 1e60
+    nano = tiny.save_nano(tmp_path / "n.pt", spec, state=state)
+    result = run("convert", nano, tmp_path / "new.safetensors", "--dtype", "float32")
+    assert (result.code, "too large for any dtype" in result.err) == (3, True)
+
+
 # ------------------------------------------------------------------------------------------ inspect
+
+
+INITS = [("fold", "drop"), ("fold", "keep"), ("reset", "drop")]
+SPECS = {
+    "tied": {},
+    "untied": {"tied": False},
+    "head bias": {"tied": False, "biases": (*tiny.ALL_BIASES, "head")},
+    "no biases": {"biases": ()},
+    "norm shifts only": {"biases": ("ln_1", "ln_2", "ln_f")},
+}
+
+
+@pytest.mark.parametrize("change", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize(("init", "bias"), INITS)
+@pytest.mark.parametrize("tie", ["auto", "tie", "untie"])
+@pytest.mark.parametrize("order", ["q,k,v", "k,v,q"])
+def test_inspect_foretells_what_convert_does(tmp_path, change, init, bias, tie, order):
+    """Each old tensor is changed a little: the new tensors that change with it are those that it is said to become."""
+    from modernize.checkpoint import open_checkpoint
+    from modernize.conversion import convert
+    from modernize.facts import Facts
+    from modernize.inspection import inspect
+    from modernize.recognise import recognise
+    from modernize.rewrite.apply import rewrite
+    from modernize.rewrite.plan import Plan
+    from modernize.rewrite.tie import settle_tie
+
+    spec = tiny.spec(n_layer=1, **change)
+    state = tiny.jittered(spec, dtype=torch.float64)
+    path, facts = tmp_path / "n.pt", Facts(activation="gelu", qkv_order=order)
+    tiny.save_nano(path, spec, state=state)
+    found = inspect(path, facts=facts, plan=Plan(init=init, bias=bias), tie=tie)
+    report = convert(path, tmp_path / "new.safetensors", init=init, bias=bias, tie=tie, facts=facts)
+    made = load_file(tmp_path / "new.safetensors")
+    assert found.parameters == report.parameters
+    assert report.parameters.after == sum(t.numel() for t in made.values())
+    assert set(report.dropped) == {t.name for t in found.tensors if t.fate == "dropped"}
+
+    recognised = recognise(open_checkpoint(path), facts)
+    plan, _ = settle_tie(recognised, Plan(init=init, bias=bias), tie)
+    old, steps = recognised.state(), {source: step for step in recognised.steps for source in step.sources}
+    base = rewrite(old, spec, plan).state
+    for tensor in found.tensors:
+        targets = [t for t in steps[tensor.name].targets if t in old]
+        changed = dict(old)
+        for target in targets:
+            noise = torch.randn(old[target].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            changed[target] = old[target] + 0.1 * noise
+        again = rewrite(changed, spec, plan).state
+        moved = {n for n in base if (again[n] - base[n]).abs().max() > 1e-9}
+        if not targets:  # the second name of a tied head
+            assert tensor.becomes
+        elif tensor.fate == "reinitialized":
+            assert moved == set()
+        else:
+            assert (tensor.becomes == ()) == (tensor.fate in ("dropped", "ignored"))
+            assert set(tensor.becomes) <= moved
+            # a matrix whose input was shifted also changes the bias that took the shift up
+            assert {n for n in moved - set(tensor.becomes) if not n.endswith("bias")} <= {
+                "wte.weight", "head.weight",
+            } - set(tensor.becomes)  # fmt: skip
 
 
 def test_inspect_says_what_it_is(run, nano):

@@ -28,7 +28,7 @@ def test_text_is_split_nine_to_one(tmp_path):
     corpus = load(tmp_path / "a.txt")
     assert (len(corpus.train), len(corpus.val)) == (90, 10)
     assert bytes(corpus.val.tolist()) == b"abcdefghij"
-    assert bytes(corpus.split("all").tolist()) == b"abcdefghij" * 10
+    assert len(corpus.windows("all", 9, vocab_size=256)) == 11
 
 
 def test_pydoc_is_there():
@@ -49,7 +49,8 @@ def test_bin(tmp_path, dtype):
 def test_a_val_bin_is_validation_as_a_whole(tmp_path):
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "val.bin")
     corpus = load(tmp_path / "val.bin")
-    assert (len(corpus.train), len(corpus.val), len(corpus.split("all"))) == (0, 100, 100)
+    assert (len(corpus.train), len(corpus.val)) == (0, 100)
+    assert len(corpus.windows("all", 9, vocab_size=256)) == 11
 
 
 def test_a_folder(tmp_path):
@@ -57,6 +58,11 @@ def test_a_folder(tmp_path):
     np.arange(7, dtype=np.uint16).tofile(tmp_path / "val.bin")
     corpus = load(tmp_path)
     assert (len(corpus.train), len(corpus.val)) == (50, 7)
+    (tmp_path / "train.bin").unlink()
+    corpus = load(tmp_path)
+    assert (len(corpus.train), len(corpus.val)) == (0, 7)
+    with pytest.raises(BadData, match=r"\(training part\) has 0 tokens"):
+        corpus.windows("train", 4, vocab_size=256)
     (tmp_path / "val.bin").unlink()
     with pytest.raises(BadData, match=r"without val\.bin"):
         load(tmp_path)
@@ -84,6 +90,32 @@ def test_arrays_that_are_no_ids(tmp_path, ids):
     np.save(tmp_path / "a.npy", ids)
     with pytest.raises(BadData, match="no array of token ids"):
         load(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (np.zeros((5, 1), dtype=int), "at least two ids"),
+        (np.zeros((5, 0), dtype=int), "at least two ids"),
+        (np.array([[-1, -1, 3]]), "padding"),
+    ],
+)
+def test_rows_that_are_none(tmp_path, rows, said):
+    np.save(tmp_path / "a.npy", rows)
+    with pytest.raises(BadData, match=said):
+        load(tmp_path / "a.npy")
+
+
+def test_rows_of_padding_alone_have_nothing_to_predict():
+    with pytest.raises(BadData, match="nothing but padding"):
+        cut(np.full((3, 5), -1), 4)
+
+
+def test_uint32_ids_are_not_read_as_uint16(tmp_path):
+    np.arange(100, dtype=np.uint32).tofile(tmp_path / "a.bin")
+    with pytest.raises(BadData, match="every second id") as caught:
+        load(tmp_path / "a.bin")
+    assert "--data-dtype uint32" in caught.value.hint
 
 
 def test_npy_is_never_unpickled(tmp_path):

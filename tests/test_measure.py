@@ -207,6 +207,12 @@ def test_greedy_takes_the_likeliest():
 def test_prompts_that_cannot_be(run, speaking, prompt, said):
     result = run("sample", speaking[0], "--prompt", prompt)
     assert (result.code, said in result.err) == (3, True)
+    assert result.out == ""
+
+
+@pytest.mark.parametrize("temperature", ["1e-45", "1e-300", "1e300"])
+def test_extreme_temperatures(run, speaking, temperature):
+    assert run("sample", speaking[1], "--prompt", "01", "--temperature", temperature).code == 0
 
 
 def test_evaluate_from_python(pair, data):

@@ -183,3 +183,44 @@ def test_a_dialect_that_is_none(tmp_path):
 def test_an_activation_that_cannot_be_carried_over(tmp_path, value):
     with pytest.raises(UnknownLayout, match=r"model_args\.activation"):
         recognise(nano_file(tmp_path, args=tiny.model_args(tiny.spec(), activation=value)))
+
+
+@pytest.mark.parametrize("n_head", ["4", 4.0, 4])
+def test_numbers_of_settings_however_they_are_written(tmp_path, n_head):
+    assert recognise(nano_file(tmp_path, args=tiny.model_args(tiny.spec(), n_head=n_head))).spec.n_head == 4
+
+
+@pytest.mark.parametrize("eps", [-1.0, 1.0, float("nan"), float("inf")])
+def test_an_epsilon_that_cannot_be(tmp_path, eps):
+    with pytest.raises(UsageError, match="--norm-eps"):
+        recognise(nano_file(tmp_path), Facts(norm_eps=eps))
+
+
+@pytest.mark.parametrize("dialect", ["nanogpt", "nanogpt-gamma", "tok-emb", "gpt2"])
+def test_a_tied_head_may_be_absent(tmp_path, dialect):
+    bare = {k: v for k, v in keys(dialect).items() if "head" not in k}
+    found = recognise(save(tmp_path / "m.pt", bare), Facts(n_head=4, activation="gelu"))
+    assert (found.dialect.name, found.spec.tied) == (dialect, True)
+    assert any("no head" in w for w in found.warnings)
+
+
+@pytest.mark.parametrize("shape", [(32,), (16, 8), (2, 16, 16)])
+def test_what_is_no_mask_is_not_dropped_as_one(tmp_path, shape):
+    with pytest.raises(BadTensors, match=r"h\.0\.attn\.bias.*square"):
+        recognise(save(tmp_path / "m.pt", keys() | {"transformer.h.0.attn.bias": torch.ones(shape)}), Facts(n_head=4))
+
+
+@pytest.mark.parametrize("name", ["wte.weight", "wpe.weight"])
+def test_empty_tables_are_refused(tmp_path, name):
+    spec = tiny.spec(tied=False)
+    state = tiny.jittered(spec)
+    state[name] = state[name][:0]
+    if name == "wte.weight":
+        state["head.weight"] = state["head.weight"][:0]
+    with pytest.raises(BadTensors, match="is 0"):
+        recognise(nano_file(tmp_path, state=state, tied=False))
+
+
+def test_a_stray_layer_number_does_not_make_a_giant(tmp_path):
+    with pytest.raises(UnknownLayout, match=r"nearest to nanogpt, but it has transformer\.h\.999999\.ln_1\.weight"):
+        recognise(save(tmp_path / "m.pt", keys() | {"transformer.h.999999.ln_1.weight": torch.ones(32)}))

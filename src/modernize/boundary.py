@@ -1,16 +1,19 @@
 """The boundary of the command line: the one place where errors become a sentence, a hint and an exit code."""
 
+import errno
+import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import typer
 
-from modernize.errors import ModernizeError, UsageError
+from modernize.errors import ModernizeError, OutputRefused, UnreadableFile, UsageError
 
 # the root of typer's own usage errors, which typer does not export by name
 _ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -19,6 +22,7 @@ _ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if
 def run(app: typer.Typer) -> NoReturn:
     """Run an app on the process's arguments and exit."""
     signal.signal(signal.SIGTERM, _terminated)
+    _open_streams()
     debug = os.environ.get("MODERNIZE_DEBUG") == "1"
     try:
         code = app(prog_name="modernize", standalone_mode=False)
@@ -32,14 +36,31 @@ def run(app: typer.Typer) -> NoReturn:
         code = UsageError.exit_code
     except (typer.Abort, KeyboardInterrupt):
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; say no more
-        code = 141
+    except OSError as error:  # of the machine and not of the program: permissions, names, a full disk
+        if debug:
+            traceback.print_exc()
+        failed = OutputRefused if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else UnreadableFile
+        about = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        _say(failed(f"{about}{error.strerror or error}", hint="check the name, the permissions and the space there"))
+        code = failed.exit_code
     except Exception as error:
         traceback.print_exc()
         _say(ModernizeError(f"this is a bug: {type(error).__name__}", hint="please report it with the lines above"))
         code = ModernizeError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Streams that can take whatever is said: a reader that leaves ends the program quietly, a closed stream swallows,
+    and what an encoding lacks is shown escaped.
+    """
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (open to the end)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _say(error: ModernizeError) -> None:

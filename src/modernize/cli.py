@@ -21,11 +21,10 @@ from modernize.choices import (
     Tie,
     Weights,
 )
-from modernize.options import Reading, TokenizerOption, takes
+from modernize.options import Reading, TokenizerOption, takes, tokenizer_for
 
 if TYPE_CHECKING:
     from modernize.console import Output
-    from modernize.data import Corpus
     from modernize.facts import Facts
     from modernize.loading import Loaded
 
@@ -39,7 +38,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Ckpt = Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint file or a Hugging Face folder.")]
+
+def _file(name: str, about: str) -> Any:  # noqa: ANN401  (what typer.Argument gives)
+    """An argument that names a file; whether it can be read is found out, and told, by the reader."""
+    return typer.Argument(metavar=name, help=about, readable=False)
+
+
+Ckpt = Annotated[Path, _file("CKPT", "A checkpoint file or a Hugging Face folder.")]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help="auto takes CUDA, then MPS, then the CPU.")]
 BiasOption = Annotated[Bias, typer.Option("--bias", help="What becomes of biases.")]
 TieOption = Annotated[Tie, typer.Option("--tie", help="auto unties a tied head only where tying would do harm.")]
@@ -89,8 +94,8 @@ def inspect(
 @app.command(epilog="Example: modernize convert old.pt new.safetensors")
 @takes()
 def convert(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="A checkpoint file or a Hugging Face folder.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The .safetensors file to write.")],
+    old: Annotated[Path, _file("OLD", "A checkpoint file or a Hugging Face folder.")],
+    new: Annotated[Path, _file("NEW", "The .safetensors file to write.")],
     *,
     init: Annotated[
         Init, typer.Option("--init", help="fold: move what can be moved exactly. reset: plain rewrite.")
@@ -131,7 +136,7 @@ def convert(
 @app.command(epilog="Example: modernize finetune new.safetensors --data pydoc --teacher old.pt --steps 100")
 @takes(reading=True)
 def finetune(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="A file that `modernize convert` wrote.")],
+    checkpoint: Annotated[Path, _file("CKPT", "A file that `modernize convert` wrote.")],
     *,
     reading: Reading,
     steps: Annotated[int, typer.Option("--steps", min=1)] = 200,
@@ -145,7 +150,7 @@ def finetune(
     block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens a window.")] = None,
     grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches an update.")] = 1,
     lr: Annotated[
-        float | None, typer.Option("--lr", min=1e-12, help="Peak; by default 4e-3, with adamw alone 2e-3.")
+        float | None, typer.Option("--lr", min=1e-12, max=10, help="Peak; by default 4e-3, with adamw alone 2e-3.")
     ] = None,
     optimizer: Annotated[
         OptimizerName, typer.Option("--optimizer", help="auto: Muon for matrices, AdamW for the rest.")
@@ -154,7 +159,7 @@ def finetune(
         float, typer.Option("--distill", min=0, max=1, help="Weight of the teacher against the data.")
     ] = 0.5,
     warmup: Annotated[int | None, typer.Option("--warmup", min=1, help="Steps; by default a twentieth.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1)] = 0,
     device: DeviceOption = "auto",
     dtype: Annotated[PrecisionName, typer.Option("--dtype", help="Of matrix products.")] = "auto",
     compile_: Annotated[
@@ -193,7 +198,7 @@ def finetune(
     job = Job(
         checkpoint=checkpoint,
         data=reading.data,
-        output=output or checkpoint.with_name(f"{checkpoint.stem}-finetuned.safetensors"),
+        output=output or checkpoint.parent / f"{checkpoint.stem}-finetuned.safetensors",
         teacher=teacher,
         tokenizer=reading.tokenizer,
         data_dtype=reading.data_dtype,
@@ -232,7 +237,7 @@ def evaluate(
     contexts = context or [loaded.model.block_size]
     for length in contexts:
         check_context(loaded.model, length)
-    corpus = _corpus(loaded, reading)
+    corpus = reading.corpus(loaded)
     found = []
     for length in contexts:
         with out.progress(f"context {length}") as advance:
@@ -245,8 +250,8 @@ def evaluate(
 @app.command(epilog="Example: modernize compare old.pt new.safetensors --data pydoc")
 @takes(reading=True)
 def compare(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="The old checkpoint.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The modern one.")],
+    old: Annotated[Path, _file("OLD", "The old checkpoint.")],
+    new: Annotated[Path, _file("NEW", "The modern one.")],
     *,
     reading: Reading,
     device: DeviceOption = "auto",
@@ -262,7 +267,7 @@ def compare(
     before = _load(old, facts, weights, device, out)
     after = _load(new, facts, weights, device, out)
     check_comparable(before.model, after.model)
-    corpus = _corpus(before, reading)
+    corpus = reading.corpus(before)
     with out.progress("compare") as advance:
         found = measure(before.model, after.model, corpus, progress=advance)
     out.answer(found.to_json(), lambda o: show_comparison(o, found))
@@ -277,7 +282,7 @@ def sample(
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many to write.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest.")] = 1.0,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only among the K likeliest.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1)] = 0,
     tokenizer: TokenizerOption = None,
     device: DeviceOption = "auto",
     facts: "Facts",
@@ -288,11 +293,12 @@ def sample(
     from modernize.sample import write_text
 
     loaded = _load(checkpoint, facts, weights, device, out)
-    chosen = _tokenizer(loaded, tokenizer)
-    out.stream(prompt)
-    for piece in write_text(
+    chosen = tokenizer_for(loaded, tokenizer)
+    pieces = write_text(
         loaded.model, chosen, prompt, tokens=tokens, temperature=temperature, top_k=top_k or 0, seed=seed
-    ):
+    )
+    out.stream(prompt)
+    for piece in pieces:
         out.stream(piece)
     out.stream("\n")
 
@@ -323,23 +329,6 @@ def _load(path: Path, facts: "Facts", weights: Weights, device: DeviceName, out:
         loaded.model.float()
     loaded.model.to(choose_device(device))
     return loaded
-
-
-def _tokenizer(loaded: "Loaded", option: str | None) -> Any:  # noqa: ANN401  (a Tokenizer; its module loads numpy)
-    from modernize.tokenizer import find_tokenizer
-
-    return find_tokenizer(option, vocabulary=loaded.vocabulary, beside=loaded.path, vocab_size=loaded.model.vocab_size)
-
-
-def _corpus(loaded: "Loaded", reading: Reading) -> "Corpus":
-    from modernize.data import load_corpus
-
-    return load_corpus(
-        reading.data,
-        tokenizer=lambda: _tokenizer(loaded, reading.tokenizer),
-        vocab_size=loaded.model.vocab_size,
-        dtype=reading.data_dtype,
-    )
 
 
 def main() -> NoReturn:

@@ -1,5 +1,6 @@
 """Convert: read, recognise, rewrite, write, as one call that gives a report."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +79,8 @@ def convert(
     old, new = Path(old), Path(new)
     if init == "reset" and bias == "keep":
         raise UsageError("--init reset drops every bias, so --bias keep contradicts it", hint="use --init fold")
-    if not rope_base > 1:
-        raise UsageError(f"--rope-base {rope_base} is not above 1", hint="10000 is usual")
+    if not 1 < rope_base < math.inf:
+        raise UsageError(f"--rope-base {rope_base} is not a number above 1", hint="10000 is usual")
     check_output(new, inputs=files_of(old), force=force)
     check_suffix(new)
     checkpoint = open_checkpoint(old, weights=weights)

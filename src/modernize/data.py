@@ -34,11 +34,11 @@ class Corpus:
     train: Ids
     val: Ids
 
-    def split(self, which: Split) -> Ids:
-        """One part, or all of it in its order."""
-        if which == "all":
-            return np.concatenate([self.train, self.val]) if len(self.train) else self.val
-        return self.train if which == "train" else self.val
+    def windows(self, which: Split, context: int, *, vocab_size: int) -> "Windows":
+        """Windows over one part, or over all of it in its order. Raises BadData; see `windows`."""
+        whole = np.concatenate([self.train, self.val]) if which == "all" and len(self.train) else self.val
+        part, said = {"train": (self.train, "training"), "val": (self.val, "validation"), "all": (whole, "")}[which]
+        return windows(part, context, vocab_size=vocab_size, name=f"{self.name} ({said} part)" if said else self.name)
 
 
 def load_corpus(
@@ -95,16 +95,16 @@ def _split(name: str, ids: Ids, vocab_size: int) -> Corpus:
 
 
 def _folder(path: Path, dtype: DataDType, vocab_size: int) -> Corpus:
-    parts = []
-    for name in SPLITS:
-        if not (path / name).is_file():
-            raise BadData(
-                f"{path} is a folder without {name}",
-                hint="give a folder with train.bin and val.bin, or one file",
-            )
-        parts.append(_bin(path / name, dtype))
-        _check_ids(parts[-1], vocab_size, str(path / name))
-    return Corpus(name=str(path), train=parts[0], val=parts[1])
+    there = [name for name in SPLITS if (path / name).is_file()]
+    if SPLITS[1] not in there:
+        raise BadData(
+            f"{path} is a folder without {SPLITS[1]}", hint="give a folder with train.bin and val.bin, or one file"
+        )
+    parts = {name: _bin(path / name, dtype) for name in there}
+    for name, ids in parts.items():
+        _check_ids(ids, vocab_size, str(path / name))
+    val = parts[SPLITS[1]]
+    return Corpus(name=str(path), train=parts.get(SPLITS[0], val[:0]), val=val)
 
 
 def _bin(path: Path, dtype: DataDType) -> Ids:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from modernize.checkpoint import Checkpoint
 from modernize.choices import Activation, AttnScale
 from modernize.dialects import Cover
-from modernize.dialects.setting_names import ACTIVATION_NAMES, MUST_BE, look_up
+from modernize.dialects.setting_names import ACTIVATION_NAMES, MUST_BE, look_up, whole_number
 from modernize.dialects.table import AssumedField
 from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
 from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
@@ -106,7 +106,7 @@ def _understood(checkpoint: Checkpoint, name: AssumedField, setting: object, whe
 def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findings) -> None:
     """Number of heads: by the keys where there is one matrix per head, else from the option, else from the settings."""
     setting, where = look_up(checkpoint.settings, "n_head")
-    told = setting if isinstance(setting, int) and not isinstance(setting, bool) else None
+    told = whole_number(setting)
     if cover.n_head:
         for name, value in (("--n-head", said.n_head), (where, told)):
             if value not in (None, cover.n_head):
@@ -131,9 +131,9 @@ def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> 
     """
     warnings = []
     for name in ("n_layer", "n_embd", "block_size", "vocab_size"):
-        told, where = look_up(checkpoint.settings, name)
-        real = getattr(spec, name)
-        if not isinstance(told, int) or told == real:
+        setting, where = look_up(checkpoint.settings, name)
+        told, real = whole_number(setting), getattr(spec, name)
+        if told in (None, real):
             continue
         if name in ("n_layer", "n_embd"):
             raise BadTensors(

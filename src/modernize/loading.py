@@ -11,7 +11,7 @@ from modernize.checkpoint import open_checkpoint
 from modernize.choices import Weights
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
-from modernize.recognise import Facts, recognise
+from modernize.recognise import Facts, not_finite, recognise
 from modernize.stored import Stored, stored_in
 
 Model: TypeAlias = OldGPT | ModernGPT
@@ -43,6 +43,9 @@ def load_whole(path: str | Path, *, facts: Facts | None = None, weights: Weights
     stored = stored_in(checkpoint)
     if stored:
         state = {name: checkpoint.read(name) for name in stored.config.shapes()}
+        for name, tensor in state.items():
+            if not torch.isfinite(tensor).all():
+                raise not_finite(checkpoint, name)
         return Loaded(
             path=checkpoint.path,
             model=ModernGPT.from_state(stored.config, state),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from modernize.choices import Split
-from modernize.data import IGNORED, Corpus, Windows, load_corpus, windows
+from modernize.data import IGNORED, Corpus, Windows, load_corpus
 from modernize.errors import UsageError
 from modernize.loading import Model
 from modernize.old import OldGPT
@@ -118,7 +118,7 @@ def evaluate(
     corpus = corpus_for(model, data, tokenizer)
     context = context or model.block_size
     check_context(model, context)
-    ids = windows(corpus.split(split), context, vocab_size=model.vocab_size, name=corpus.name)
+    ids = corpus.windows(split, context, vocab_size=model.vocab_size)
     return mean_loss(model, ids, progress=progress)
 
 
@@ -137,7 +137,7 @@ def compare(
     check_comparable(old, new)
     corpus = corpus_for(new, data, tokenizer)
     context = min(old.block_size, longest(new, old.block_size))
-    ids = windows(corpus.val, context, vocab_size=new.vocab_size, name=corpus.name)
+    ids = corpus.windows("val", context, vocab_size=new.vocab_size)
     sums = _side_by_side(old, new, ids, progress)
     return Comparison(
         old=Evaluation(loss=_mean(sums.old, sums.count), tokens=int(sums.count.sum()), context=context),
@@ -288,7 +288,7 @@ def _beyond(old: Model, new: Model, corpus: Corpus, context: int) -> Sequence[Co
         wide = context * multiple
         if longest(new, wide) < wide or corpus.val.ndim == 2 or len(corpus.val) <= wide:
             break
-        ids = windows(corpus.val, wide, vocab_size=new.vocab_size, name=corpus.name)
+        ids = corpus.windows("val", wide, vocab_size=new.vocab_size)
         rows.append(
             ContextLoss(
                 context=wide,

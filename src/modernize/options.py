@@ -10,11 +10,16 @@ A command that is decorated with `takes(...)` gets, beside its own options:
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from modernize.choices import Activation, AttnScale, DataDType, Weights
+
+if TYPE_CHECKING:
+    from modernize.data import Corpus
+    from modernize.loading import Loaded
+    from modernize.tokenizer import Tokenizer
 
 _FACTS_PANEL = "Facts that a file cannot say"
 
@@ -80,6 +85,24 @@ class Reading:
     data: str
     tokenizer: str | None
     data_dtype: DataDType
+
+    def corpus(self, loaded: "Loaded") -> "Corpus":
+        """DATA for a model. Raises BadData."""
+        from modernize.data import load_corpus
+
+        return load_corpus(
+            self.data,
+            tokenizer=lambda: tokenizer_for(loaded, self.tokenizer),
+            vocab_size=loaded.model.vocab_size,
+            dtype=self.data_dtype,
+        )
+
+
+def tokenizer_for(loaded: "Loaded", option: str | None) -> "Tokenizer":
+    """The tokenizer of a model, as the user names it or as it is found. Raises BadData."""
+    from modernize.tokenizer import find_tokenizer
+
+    return find_tokenizer(option, vocabulary=loaded.vocabulary, beside=loaded.path, vocab_size=loaded.model.vocab_size)
 
 
 TokenizerOption = Annotated[

@@ -16,12 +16,11 @@ from modernize.dialects import DIALECTS, Cover, Dialect, Step, cover
 from modernize.dialects.ops import SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import BadTensors, UnknownLayout, UsageError
 from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, find_facts
-from modernize.spec import LINEARS, NORMS, GPTSpec, Shape, State, names_of
+from modernize.spec import FLOATS, LINEARS, NORMS, GPTSpec, Shape, State, names_of
 from modernize.stored import METADATA_KEY
 
 __all__ = ["Facts", "Recognised", "recognise"]
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SHOWN = 3  # names in a sentence
 
 
@@ -56,12 +55,17 @@ class Recognised:
             tensors = [self.checkpoint.read(name) for name in step.sources] if step.targets else []
             for name, tensor in zip(step.sources, tensors, strict=False):
                 if not torch.isfinite(tensor).all():
-                    raise BadTensors(
-                        f"{self.checkpoint.path}: {name} holds values that are not finite (NaN or infinite)",
-                        hint="use an earlier checkpoint of that training",
-                    )
+                    raise not_finite(self.checkpoint, name)
             state.update(zip(step.targets, step.rule.op.apply(tensors), strict=True))
         return {name: state[name] for name in self.spec.shapes()}
+
+
+def not_finite(checkpoint: Checkpoint, name: str) -> BadTensors:
+    """What there is to say of a tensor with values that are no numbers."""
+    return BadTensors(
+        f"{checkpoint.path}: {name} holds values that are not finite (NaN or infinite)",
+        hint="use an earlier checkpoint of that training",
+    )
 
 
 def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
@@ -87,6 +91,8 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
     spec = replace(_outline(shapes, best), tied=_tied(checkpoint, best), **found.values)
     _check_heads(checkpoint, spec)
     warnings = check_settings(checkpoint, spec, has_head="head.weight" in shapes)
+    if "head.weight" not in shapes and "config.json" not in checkpoint.settings:
+        warnings.append("there is no head, so it is taken to be tied to the embedding")
     return Recognised(
         checkpoint=checkpoint,
         dialect=best.dialect,
@@ -203,7 +209,12 @@ def _shape_fault(checkpoint: Checkpoint, found: Cover) -> str:
 
 
 def _check_heads(checkpoint: Checkpoint, spec: GPTSpec) -> None:
-    """Heads must divide the width, and RoPE needs pairs. Raises BadTensors."""
+    """Nothing is empty, heads divide the width, and RoPE finds pairs. Raises BadTensors."""
+    for name in ("vocab_size", "block_size", "n_embd", "n_inner"):
+        if not getattr(spec, name):
+            raise BadTensors(
+                f"{checkpoint.path}: {name} is 0, so there is nothing to convert", hint="get a whole checkpoint"
+            )
     if spec.n_head < 1 or spec.n_embd % spec.n_head:
         raise BadTensors(
             f"{checkpoint.path}: n_head {spec.n_head} does not divide the width {spec.n_embd}",

@@ -1,6 +1,6 @@
 """Sample: a model writes, token by token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -8,6 +8,8 @@ from torch import Tensor
 from modernize.errors import BadData
 from modernize.loading import Model
 from modernize.tokenizer import Tokenizer
+
+COLDEST = 1e-6  # below this, dividing by the temperature overflows, and only the likeliest token is left
 
 
 def generate(
@@ -23,7 +25,7 @@ def generate(
     with torch.inference_mode():
         for _ in range(tokens):
             logits = model(ids[:, -window:])[:, -1].float().cpu()  # (B, vocab)
-            if temperature == 0:
+            if temperature < COLDEST:
                 following = logits.argmax(-1)
             else:
                 following = torch.multinomial(_probabilities(logits / temperature, top_k), 1, generator=random)[:, 0]
@@ -41,29 +43,29 @@ def write_text(
     top_k: int = 0,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yield the text that follows a prompt, in pieces that are whole characters. Raises BadData for an empty prompt."""
+    """The text that follows a prompt, in pieces that are whole characters.
+
+    Raises BadData, at once, for a prompt that is empty or that the tokenizer cannot encode.
+    """
     start = tokenizer.encode(prompt)
     if not len(start):
         raise BadData("--prompt is empty, and a model needs a token to begin with", hint="give at least one character")
-    device = next(model.parameters()).device
+    ids = torch.from_numpy(start)[None].to(next(model.parameters()).device)
+    written = generate(model, ids, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    return _pieces((int(following) for following in written), tokenizer)
+
+
+def _pieces(written: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     ids: list[int] = []
-    text = written = ""
-    for following in generate(
-        model,
-        torch.from_numpy(start)[None].to(device),
-        tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        seed=seed,
-    ):
-        ids.append(int(following))
+    text = shown = ""
+    for following in written:
+        ids.append(following)
         text = tokenizer.decode(ids)
         whole = text.rstrip("\ufffd")  # the last character may not be whole yet
-        if len(whole) > len(written):
-            yield whole[len(written) :]
-            written = whole
-    if len(text) > len(written):
-        yield text[len(written) :]
+        if len(whole) > len(shown):
+            yield whole[len(shown) :]
+            shown = whole
+    yield text[len(shown) :]
 
 
 def _probabilities(logits: Tensor, top_k: int) -> Tensor:

@@ -19,6 +19,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 ATTN_SCALES: tuple[AttnScale, ...] = get_args(AttnScale)
+FLOATS = ("float16", "bfloat16", "float32", "float64")  # dtypes that weights may have
 NORMS = ("ln_1", "ln_2", "ln_f")  # parts of an old model that may carry a shift
 LINEARS = ("q", "k", "v", "o", "up", "down", "head")  # parts of either model that may carry a bias
 HOMES = {
@@ -123,8 +124,11 @@ class ModernConfig(_Sizes):
             if not isinstance(values[name], int) or values[name] < 1:
                 raise ValueError(f"{name} is {values[name]!r}")
         for name in ("norm_eps", "rope_base"):
-            if not isinstance(values[name], int | float) or not values[name] >= 0:
+            if not isinstance(values[name], int | float) or not 0 <= values[name] < math.inf:
                 raise ValueError(f"{name} is {values[name]!r}")
+        heads, kv_heads = values["n_head"], values["n_kv_head"]
+        if values["n_embd"] % heads or values["n_embd"] // heads % 2 or heads % kv_heads:
+            raise ValueError(f"n_head is {heads}, n_kv_head {kv_heads}, n_embd {values['n_embd']}")
         if values["tied"] not in (True, False):
             raise ValueError(f"tied is {values['tied']!r}")
         if values["activation"] not in ACTIVATIONS:

@@ -7,7 +7,7 @@ from typing import Any
 
 from modernize.checkpoint import Checkpoint
 from modernize.errors import UnreadableFile
-from modernize.spec import ModernConfig
+from modernize.spec import FLOATS, ModernConfig
 
 METADATA_KEY = "modernize"
 SCHEMA = 1  # of what stands under it
@@ -55,6 +55,12 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
             f"{checkpoint.path} has metadata of schema {plain['schema']!r}, and this version reads {SCHEMA}",
             hint="use the version of modernize that wrote it, or convert the old checkpoint again",
         )
+    for name, info in checkpoint.tensors.items():
+        if info.dtype not in FLOATS:
+            raise UnreadableFile(
+                f"{checkpoint.path}: {name} is {info.dtype}, where one of {', '.join(FLOATS)} was expected",
+                hint="convert the old checkpoint again",
+            )
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if shapes != stored.config.shapes():
         wrong = sorted({*shapes, *stored.config.shapes()}, key=lambda n: shapes.get(n) == stored.config.shapes().get(n))

@@ -78,7 +78,7 @@ class BytesTokenizer:
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Ids of a text, (n,)."""
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+        return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8).astype(np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""

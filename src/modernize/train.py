@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from modernize.data import IGNORED, Corpus, Windows, windows
+from modernize.data import IGNORED, Corpus
 from modernize.devices import (
     autocast,
     choose_device,
@@ -100,8 +100,8 @@ class _Run:
                 f"{corpus.name} has no training part",
                 hint="give a folder with train.bin and val.bin, or a longer text",
             )
-        self.train = self._windows(model, corpus, corpus.train, block)
-        self.val = self._windows(model, corpus, corpus.val, model.block_size)
+        self.train = corpus.windows("train", block, vocab_size=model.vocab_size)
+        self.val = corpus.windows("val", model.block_size, vocab_size=model.vocab_size)
         self.device = choose_device(settings.device)
         self.precision = choose_precision(settings.dtype, self.device)
         self.model = model.to(device=self.device, dtype=torch.float32)
@@ -119,10 +119,6 @@ class _Run:
         self.random = np.random.default_rng(settings.seed)
         self.tokens, self.seconds = 0, 0.0
         self.best, self.best_state = math.inf, dict[str, Tensor]()
-
-    @staticmethod
-    def _windows(model: ModernGPT, corpus: Corpus, ids: np.ndarray, context: int) -> Windows:
-        return windows(ids, context, vocab_size=model.vocab_size, name=corpus.name)
 
     def events(self) -> Iterator[Event]:
         """The run, event by event."""

@@ -92,10 +92,11 @@ def tune(job: Job) -> Iterator[TuneEvent]:
         vocab_size=model.vocab_size,
         dtype=job.data_dtype,
     )
+    events = finetune(model, corpus, teacher=teacher, settings=job.settings)
     seen: list[Event] = []
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # the log is opened when nothing is left to be refused
         log = stack.enter_context(_opened(job.log)) if job.log else None
-        for event in finetune(model, corpus, teacher=teacher, settings=job.settings):
+        for event in events:
             seen.append(event)
             _log(log, event)
             yield event

@@ -26,8 +26,17 @@ def check_output(path: Path, *, inputs: tuple[Path, ...], force: bool) -> None:
     """Refuse an output before any work is done.
 
     Raises OutputRefused when it is one of the inputs (also through links), exists without `force`, is no regular file,
-    or has no folder to stand in.
+    or has no folder that can be written to.
     """
+    try:
+        _check_output(path, inputs, force)
+    except OSError as error:
+        raise OutputRefused(
+            f"the output {path} cannot be looked at: {error.strerror}", hint="check its folder and its name"
+        ) from error
+
+
+def _check_output(path: Path, inputs: tuple[Path, ...], force: bool) -> None:
     for source in inputs:
         if path.exists() and source.exists() and path.samefile(source):
             raise OutputRefused(f"the output {path} is the input {source}", hint="give the output another name")
@@ -35,8 +44,11 @@ def check_output(path: Path, *, inputs: tuple[Path, ...], force: bool) -> None:
         raise OutputRefused(f"the output {path} is not a regular file", hint="give the name of a file")
     if path.exists() and not force:
         raise OutputRefused(f"the output {path} exists already", hint="give another name, or --force to replace it")
-    if not path.parent.is_dir():
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
         raise OutputRefused(f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputRefused(f"nothing can be written into the folder {folder}", hint="check its permissions")
 
 
 def check_suffix(path: Path) -> None:
@@ -109,7 +121,9 @@ def cast(state: State, dtype: "torch.dtype", *, origin: Callable[[str], str]) ->
             largest = state[name].abs().max().item()
             raise BadTensors(
                 f"{origin(name)} becomes {largest:.3g}, which {str(dtype).removeprefix('torch.')} cannot hold",
-                hint="use --dtype bfloat16 or float32 when converting",
+                hint="these weights are too large for any dtype; is it the right checkpoint, and whole?"
+                if dtype == torch.float32
+                else "use --dtype bfloat16 or float32",
             )
     return cast_state
 

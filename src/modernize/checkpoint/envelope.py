@@ -35,7 +35,7 @@ class Root:
 
     path: Path
     items: Mapping[Any, Any]
-    wrap: Callable[[Mapping[str, Any]], Source]
+    wrap: Callable[[Path, Mapping[str, Any]], Source]
 
     def choose(self, weights: Weights) -> Source:
         """The weights: under one of WRAPPERS, or the dictionary itself.
@@ -49,7 +49,7 @@ class Root:
                 hint="save the one you mean alone: torch.save(checkpoint[NAME], PATH)",
             )
         if found:
-            return self.wrap(_tensors_in(self.items[found[0]]))
+            return self.wrap(self.path, _tensors_in(self.items[found[0]]))
         bare = _tensors_in(self.items)
         if weights == "ema" or not bare:
             keys = ", ".join(repr(key) for key in list(self.items)[:8]) or "nothing"
@@ -58,7 +58,7 @@ class Root:
                 hint=f"weights are looked for under {', '.join(WRAPPERS[weights])}"
                 + ("" if weights == "ema" else ", or as a bare dictionary of tensors"),
             )
-        return self.wrap(bare)
+        return self.wrap(self.path, bare)
 
     def ignored(self, weights: Weights) -> list[str]:
         """Tensors that are neither among the weights nor a scalar beside them (a loss, a step), by where they stand."""

@@ -27,7 +27,12 @@ _CULPRIT = re.compile(r"(?:GLOBAL|Unsupported class|unsupported class|Unsupporte
 class TorchSource:
     """Tensors of a dictionary that torch loaded (zip files are memory-mapped, so nothing is read until it is used)."""
 
-    def __init__(self, tensors: Mapping[str, "torch.Tensor"]) -> None:
+    def __init__(self, path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
+        for name, tensor in tensors.items():
+            if str(tensor.layout) != "torch.strided" or tensor.device.type == "meta":
+                raise UnreadableFile(
+                    f"{path}: {name} is a sparse tensor or has no data", hint="save it dense, with its values"
+                )
         self._tensors = tensors
         self.tensors = {
             name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()
@@ -77,10 +82,15 @@ def load_torch(path: Path, *, legacy: bool) -> Root:
 def _load(path: Path, *, legacy: bool) -> Any:  # noqa: ANN401  (whatever the file holds)
     import torch
 
-    if path.suffix != ".safetensors":
+    if path.suffix != ".safetensors" and _is_text(str(path)):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=not legacy)
-    with path.open("rb") as stream:  # by such a name torch would take the file for safetensors, whatever it holds
+    # by such names torch would take the file for safetensors, whatever it holds, or find nothing
+    with path.open("rb") as stream:
         return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+def _is_text(name: str) -> bool:
+    return name.encode("utf-8", "replace").decode("utf-8") == name
 
 
 def _refusal(path: Path, message: str) -> UnsafeFile | UnreadableFile:

@@ -19,7 +19,7 @@ NANOGPT_GAMMA = Dialect(
         keep("transformer.h.{i}.mlp.c_proj.{p}", "h.{i}.mlp.down.{p}"),
         keep("transformer.ln_f.gamma", "ln_f.weight"),
         keep("transformer.ln_f.beta", "ln_f.bias", optional=True),
-        keep("lm_head.{p}", "head.{p}"),
+        keep("lm_head.{p}", "head.{p}", optional=True),
     ),
     assumptions=(
         Assumption(field="activation", value="gelu", doubt="the file does not say which GELU its program used"),

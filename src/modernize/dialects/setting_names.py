@@ -1,4 +1,4 @@
-"""Under which names programs keep the facts of a model, and what their values mean. Data only, but for `look_up`."""
+"""Under which names programs keep the facts of a model, and what their values mean: tables, and how to read them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,6 +40,17 @@ MUST_BE: dict[str, object] = {
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
 }
+
+
+def whole_number(value: object) -> int | None:
+    """A setting as a whole number, also where it is written as `4.0` or `"4"`; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else None
 
 
 def look_up(settings: Mapping[str, Mapping[str, Any]], field: str) -> tuple[Any, str]:

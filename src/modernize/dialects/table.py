@@ -143,6 +143,7 @@ class Cover:
 class _Claims:
     """Keys by row, and within a row by (layer, kind), each with its head."""
 
+    most: int  # no layer or head has a number as large as the number of all keys
     by_row: dict[Rule, dict[tuple[int, str], dict[int, str]]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
@@ -150,8 +151,8 @@ class _Claims:
     def add(self, rules: Iterable[Rule], key: str) -> None:
         for rule in rules:
             match = rule.pattern.fullmatch(key)
-            if match:
-                holes = match.groupdict()
+            holes = match.groupdict() if match else {}
+            if match and max(int(holes.get("i") or 0), int(holes.get("j") or 0)) < self.most:
                 spot = (int(holes.get("i") or 0), holes.get("p") or "weight")
                 heads = self.by_row.setdefault(rule, {}).setdefault(spot, {})
                 j = int(holes.get("j") or 0)
@@ -164,7 +165,8 @@ class _Claims:
 
 def cover(dialect: Dialect, keys: Iterable[str]) -> Cover:
     """Lay a dialect's rows over the keys of a file."""
-    claims = _Claims()
+    keys = list(keys)
+    claims = _Claims(most=len(keys))
     for key in keys:
         claims.add(dialect.rules, key)
     layered = [i for rule, spots in claims.by_row.items() if "{i}" in rule.source for i, _ in spots]

@@ -17,7 +17,7 @@ TOK_EMB = Dialect(
         keep("blocks.{i}.mlp.c_fc.{p}", "h.{i}.mlp.up.{p}"),
         keep("blocks.{i}.mlp.c_proj.{p}", "h.{i}.mlp.down.{p}"),
         keep("ln_f.{p}", "ln_f.{p}"),
-        keep("head.{p}", "head.{p}"),
+        keep("head.{p}", "head.{p}", optional=True),
     ),
     assumptions=(
         Assumption(field="activation", value="gelu", doubt="the file does not say which GELU its program used"),
