@@ -111,11 +111,12 @@ def test_rows_of_padding_alone_have_nothing_to_predict():
         cut(np.full((3, 5), -1), 4)
 
 
-def test_uint32_ids_are_not_read_as_uint16(tmp_path):
+def test_a_large_vocabulary_is_not_read_as_uint16(tmp_path):
     np.arange(100, dtype=np.uint32).tofile(tmp_path / "a.bin")
-    with pytest.raises(BadData, match="every second id") as caught:
-        load(tmp_path / "a.bin")
+    with pytest.raises(BadData, match="vocabulary of 70000") as caught:
+        load(tmp_path / "a.bin", vocab_size=70_000)
     assert "--data-dtype uint32" in caught.value.hint
+    assert load(tmp_path / "a.bin", vocab_size=70_000, dtype="uint32").val.tolist() == list(range(90, 100))
 
 
 def test_npy_is_never_unpickled(tmp_path):

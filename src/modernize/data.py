@@ -23,7 +23,6 @@ SPLITS = ("train.bin", "val.bin")
 IGNORED = -1  # a target that is not predicted
 TRAIN_SHARE = 0.9
 _CHECKED_AT_ONCE = 1 << 26  # ids
-_LOOKED_AT = 4096  # ids at the start of a .bin, by which its dtype is judged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ def load_corpus(
     if not path.is_file():
         raise BadData(f"there is no data {path}", hint=f"give a text, .bin or .npy file, a folder, or the word {PYDOC}")
     if path.suffix == ".bin":
-        ids = _bin(path, dtype)
+        ids = _bin(path, dtype, vocab_size)
         # a file that is a validation split by name is not split again
         whole = path.name == SPLITS[1]
     elif path.suffix == ".npy":
@@ -100,29 +99,27 @@ def _folder(path: Path, dtype: DataDType, vocab_size: int) -> Corpus:
         raise BadData(
             f"{path} is a folder without {SPLITS[1]}", hint="give a folder with train.bin and val.bin, or one file"
         )
-    parts = {name: _bin(path / name, dtype) for name in there}
+    parts = {name: _bin(path / name, dtype, vocab_size) for name in there}
     for name, ids in parts.items():
         _check_ids(ids, vocab_size, str(path / name))
     val = parts[SPLITS[1]]
     return Corpus(name=str(path), train=parts.get(SPLITS[0], val[:0]), val=val)
 
 
-def _bin(path: Path, dtype: DataDType) -> Ids:
+def _bin(path: Path, dtype: DataDType, vocab_size: int) -> Ids:
     """NanoGPT's layout: nothing but ids; mapped, not read."""
+    if vocab_size - 1 > np.iinfo(dtype).max:
+        raise BadData(
+            f"{path} is read as {dtype}, which cannot hold the ids of a vocabulary of {vocab_size}",
+            hint="pass --data-dtype uint32",
+        )
     width, size = np.dtype(dtype).itemsize, path.stat().st_size
     if size % width or not size:
         raise BadData(
             f"{path} has {size} bytes, which is no number of {dtype} ids",
             hint="pass --data-dtype uint32 for a large vocabulary, or make the file again",
         )
-    ids = np.memmap(path, dtype=dtype, mode="r")
-    start = ids[:_LOOKED_AT]
-    if dtype == "uint16" and len(start) >= 8 and start.any() and not start[1::2].any():
-        raise BadData(
-            f"every second id in {path} is 0, as in a file of uint32 ids read as uint16",
-            hint="pass --data-dtype uint32",
-        )
-    return ids
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def _npy(path: Path) -> Ids:
