@@ -6,6 +6,7 @@ model holds the weights of the best validation.
     loss = (1 − w) · cross-entropy + w · KL(teacher ‖ model)       with a teacher, w = `distill`
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
 FEWEST_WINDOWS = 8
+MOST_LOGITS = 1 << 28  # numbers at once, 1 GiB in float32; a larger batch is gone through in parts
 
 
 def finetune(
@@ -75,6 +77,12 @@ def default_batch_size(block_size: int) -> int:
     return max(FEWEST_WINDOWS, TOKENS_A_STEP // block_size)
 
 
+def windows_at_once(batch: int, context: int, vocab_size: int) -> int:
+    """The most windows that divide a batch evenly and whose logits are not too many; at least one."""
+    fits = max(1, MOST_LOGITS // (context * vocab_size))
+    return max(size for size in range(1, batch + 1) if batch % size == 0 and (size <= fits or size == 1))
+
+
 def schedule(step: int, steps: int, warmup: int) -> float:
     """Factor of the learning rate at a step, from 0: a linear rise over `warmup` steps, then a linear fall to zero."""
     if step < warmup:
@@ -107,6 +115,7 @@ class _Run:
         self.model = model.to(device=self.device, dtype=torch.float32)
         self.teacher = teacher.to(self.device, torch.float32) if teacher is not None else None
         self.batch = settings.batch_size or default_batch_size(block)
+        self.at_once = windows_at_once(self.batch, block, model.vocab_size)
         self.warmup = settings.warmup or max(1, settings.steps // 20)
         self.eval_every = settings.eval_every or max(1, settings.steps // 4)
         self.limit = max(1, settings.val_tokens // model.block_size)
@@ -169,7 +178,7 @@ class _Run:
         if step or self.forward is self.model:
             return
         self.model.rope(self.train.context, self.device)  # made beforehand, so that the graph only reads the tables
-        ids = torch.zeros((self.batch, self.train.context), dtype=torch.int64, device=self.device)
+        ids = torch.zeros((self.at_once, self.train.context), dtype=torch.int64, device=self.device)
         try:
             self._losses(ids, ids).sum().backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError:
@@ -184,7 +193,7 @@ class _Run:
 
     def _step(self, step: int) -> Stepped:
         """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""
-        start = time.perf_counter()
+        began = time.perf_counter()
         factor = schedule(step, self.settings.steps, self.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -194,14 +203,15 @@ class _Run:
         # of the whole step, so that batches with much and with little padding weigh what they hold
         predicted = sum(int((targets != IGNORED).sum()) for _, targets in batches)
         total = 0.0
-        for batch in batches:
-            x, y = (transfer(torch.from_numpy(part), self.device) for part in batch)
+        for batch, start in itertools.product(batches, range(0, self.batch, self.at_once)):
+            part = (torch.from_numpy(ids[start : start + self.at_once]) for ids in batch)
+            x, y = (transfer(ids, self.device) for ids in part)  # (at_once, T)
             loss = self._losses(x, y).sum() / max(predicted, 1)
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self._update(step, total)
         self.tokens += predicted
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - began
         return Stepped(
             step=step + 1,
             loss=total,
