@@ -126,9 +126,11 @@ def test_a_single_set_has_no_averaged_weights(tmp_path):
 
 def test_tensors_that_are_not_among_the_weights_are_told(tmp_path):
     extra = {"a": torch.ones(3)}
-    torch.save({"model": {**KEYS, "lora": extra}, "more": torch.ones(2), "loss": torch.tensor(1.0)}, tmp_path / "m.pt")
+    weights = {**KEYS, "lora": extra, "list": [torch.ones(1)]}
+    beside = {"more": torch.ones(2), "adapter": extra, "loss": torch.tensor(1.0), "ema": KEYS, "config": {}}
+    torch.save({"model": weights, **beside}, tmp_path / "m.pt")
     assert open_checkpoint(tmp_path / "m.pt").warnings == (
-        "tensors that are not among the weights are ignored: more, model.lora",
+        "tensors that are not among the weights are ignored: more, adapter, model.lora, model.list",
     )
 
 
@@ -149,6 +151,14 @@ def test_a_name_that_is_no_utf8(tmp_path):
     torch.save(KEYS, tmp_path / "m.pt")
     odd = (tmp_path / "m.pt").rename(tmp_path / os.fsdecode(b"b\xffd.pt"))
     assert same(state_of(odd))
+
+
+def test_a_safetensors_name_that_is_no_utf8_is_a_sentence(tmp_path):
+    save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / "m.safetensors")
+    odd = (tmp_path / "m.safetensors").rename(tmp_path / os.fsdecode(b"b\xffd.safetensors"))
+    with pytest.raises(UnreadableFile) as caught:
+        state_of(odd)
+    assert "rename it" in caught.value.hint
 
 
 def test_two_sets_of_weights_are_ambiguous(tmp_path):

@@ -304,6 +304,19 @@ def test_settings_that_cannot_be(new, data, change):
         finetune(load(new), data, settings=Settings(**change))
 
 
+def test_who_learns_and_who_teaches(new, nano, data):
+    with pytest.raises(UsageError, match="an old one teaches"):
+        finetune(load(nano), data)
+    with pytest.raises(UsageError, match="an old one teaches"):
+        finetune(load(new), data, teacher=load(new))
+
+
+@pytest.mark.parametrize("wrong", [{"optimizer": "sgd"}, {"device": "tpu"}, {"dtype": "fp16"}])
+def test_words_that_are_none(new, data, wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong.values()))):
+        finetune(load(new), data, **wrong)
+
+
 def test_a_block_past_the_teacher_is_refused(new, nano, data):
     with pytest.raises(UsageError, match="16 positions"):
         finetune(load(new), data, teacher=load(nano), block_size=32)
@@ -388,6 +401,26 @@ def test_a_teachers_folder_is_never_an_output(run, new, data, tmp_path):
     weights = folder / "model.safetensors"
     result = run("finetune", new, "--data", data, "--teacher", folder, "--steps", 1, "-o", weights, "--force")
     assert result.code == 4
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_tokenizer_is_never_an_output(run, new, tmp_path, named):
+    """Whether the user names its folder or it is found beside the checkpoint."""
+    home = tmp_path / "home"
+    home.mkdir()
+    meta = (home if named else tmp_path) / "meta.pkl"
+    meta.write_bytes(b"precious")
+    option = ["--tokenizer", home] if named else []
+    result = run("finetune", new, "--data", "pydoc", "--steps", 1, "--log", meta, "--force", *option)
+    assert (result.code, meta.read_bytes()) == (4, b"precious")
+
+
+def test_two_links_to_one_file_are_one_output(run, new, data, tmp_path):
+    out, link = tmp_path / "out.safetensors", tmp_path / "link"
+    out.write_bytes(b"old")
+    link.hardlink_to(out)
+    result = run("finetune", new, "--data", data, "--steps", 1, "-o", out, "--log", link, "--force")
+    assert (result.code, out.read_bytes()) == (2, b"old")
 
 
 def test_two_outputs_are_two_files(run, new, data, tmp_path):

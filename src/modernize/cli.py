@@ -141,7 +141,7 @@ def finetune(
     reading: Reading,
     steps: Annotated[int, typer.Option("--steps", min=1)] = 200,
     teacher: Annotated[
-        Path | None, typer.Option("--teacher", metavar="OLD", help="The old checkpoint, to learn from.")
+        Path | None, typer.Option("--teacher", readable=False, metavar="OLD", help="The old checkpoint, to learn from.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="By default NAME-finetuned.safetensors.")

@@ -1,6 +1,5 @@
 """Convert: read, recognise, rewrite, write, as one call that gives a report."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 
 from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import Bias, DTypeName, Init, Tie, Weights
-from modernize.errors import BadData, UsageError
+from modernize.errors import BadData, check_choice
 from modernize.inspection import Parameters, fates_of
 from modernize.recognise import Facts, Recognised, recognise
 from modernize.rewrite.apply import rewrite
@@ -37,7 +36,7 @@ class Conversion:
     written: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As CLI.md promises it; `calibration` is null for moves that need none."""
+        """What `--json` prints; `calibration` is null for moves that need none."""
         return {
             "input": str(self.input),
             "output": str(self.output),
@@ -77,17 +76,15 @@ def convert(
         OutputRefused: the output exists, is the input, or cannot be written.
     """
     old, new = Path(old), Path(new)
-    if init == "reset" and bias == "keep":
-        raise UsageError("--init reset drops every bias, so --bias keep contradicts it", hint="use --init fold")
-    if not 1 < rope_base < math.inf:
-        raise UsageError(f"--rope-base {rope_base} is not a number above 1", hint="10000 is usual")
+    wished = Plan(init=init, bias=bias, rope_base=rope_base)
+    check_choice("dtype", dtype, DTypeName)
     check_output(new, inputs=files_of(old), force=force)
     check_suffix(new)
     checkpoint = open_checkpoint(old, weights=weights)
     found = recognise(checkpoint, facts)
     vocabulary, warnings = _vocabulary(found, tokenizer)
     before = found.state()
-    plan, tied = settle_tie(found, Plan(init=init, bias=bias, rope_base=rope_base), tie)
+    plan, tied = settle_tie(found, wished, tie)
     made = rewrite(before, found.spec, plan)
     wanted = _dtype(before) if dtype == "keep" else getattr(torch, dtype)
     state = cast(made.state, wanted, origin=lambda name: _origin(name, found))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernize.choices import DataDType, Split
-from modernize.errors import BadData
+from modernize.errors import BadData, check_choice
 from modernize.tokenizer import Tokenizer
 
 Ids = NDArray[Any]  # (n,) or, one sequence a row, (n, T + 1)
@@ -35,6 +35,7 @@ class Corpus:
 
     def windows(self, which: Split, context: int, *, vocab_size: int) -> "Windows":
         """Windows over one part, or over all of it in its order. Raises BadData; see `windows`."""
+        check_choice("split", which, Split)
         whole = np.concatenate([self.train, self.val]) if which == "all" and len(self.train) else self.val
         part, said = {"train": (self.train, "training"), "val": (self.val, "validation"), "all": (whole, "")}[which]
         return windows(part, context, vocab_size=vocab_size, name=f"{self.name} ({said} part)" if said else self.name)
@@ -47,7 +48,7 @@ def load_corpus(
     vocab_size: int,
     dtype: DataDType = "uint16",
 ) -> Corpus:
-    """Read DATA as CLI.md describes it. `tokenizer` is called only where there is text to be read.
+    """Read DATA: text, `.bin`, `.npy`, a folder, or pydoc. `tokenizer` is called only where there is text to be read.
 
     Raises BadData for what cannot be read, and for ids that are past the vocabulary.
     """
@@ -125,6 +126,8 @@ def _bin(path: Path, dtype: DataDType, vocab_size: int) -> Ids:
 def _npy(path: Path) -> Ids:
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except PermissionError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
     except (ValueError, OSError, EOFError) as error:
         raise BadData(
             f"{path} cannot be read: {error}", hint="make it with numpy.save from an integer array"

@@ -17,6 +17,8 @@ The sentence names the file, the tensor or the option, what was found and what w
 thing to try. `cli.py` turns them into two lines on stderr and the exit code.
 """
 
+from typing import get_args
+
 
 class ModernizeError(Exception):
     """An error with one sentence for the person at the keyboard and a hint what to do next."""
@@ -79,3 +81,11 @@ class TrainingStopped(ModernizeError):
     """A loss or a gradient is not a finite number."""
 
     exit_code = 5
+
+
+def check_choice(option: str, value: object, words: object) -> None:
+    """Raise UsageError for a value that is none of the words of a Literal type."""
+    if value not in get_args(words):
+        raise UsageError(
+            f"--{option} {value!r} is none of {', '.join(get_args(words))}", hint="give one of these words"
+        )

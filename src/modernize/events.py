@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from modernize.choices import DeviceName, OptimizerName, PrecisionName
-from modernize.errors import UsageError
+from modernize.errors import UsageError, check_choice
 
 Stopped = Literal["steps"]
 
@@ -44,6 +44,8 @@ class Settings:
                     f"--{name.replace('_', '-')} {getattr(self, name)} is below {low}",
                     hint="give a larger number",
                 )
+        for option, words in (("optimizer", OptimizerName), ("device", DeviceName), ("dtype", PrecisionName)):
+            check_choice(option, getattr(self, option), words)
         if not 0 <= self.distill <= 1:
             raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
         if not (math.isfinite(self.lr) and self.lr >= 0):

@@ -65,7 +65,7 @@ class Inspection:
         return {name: getattr(self.config, name) for name in names}
 
     def to_json(self) -> dict[str, Any]:
-        """As CLI.md promises it."""
+        """What `--json` prints."""
         return {
             "path": str(self.path),
             "format": self.format,

@@ -45,7 +45,7 @@ class Evaluation:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """As CLI.md promises it."""
+        """What `--json` prints."""
         return {
             "loss": self.loss,
             "perplexity": self.perplexity,
@@ -89,7 +89,7 @@ class Comparison:
     beyond_context: tuple[ContextLoss, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As CLI.md promises it."""
+        """What `--json` prints."""
         return {
             "loss": {"old": self.old.loss, "new": self.new.loss},
             "tokens": self.new.tokens,
@@ -172,7 +172,9 @@ def longest(model: Model, wanted: int) -> int:
 
 def check_context(model: Model, context: int) -> None:
     """Raise UsageError for a context that an old model has no positions for."""
-    if context < 1 or longest(model, context) < context:
+    if context < 1:
+        raise UsageError(f"--context {context} is below 1", hint="leave it out for the trained context")
+    if longest(model, context) < context:
         raise UsageError(
             f"--context {context}: the old model has positions 1 to {model.block_size}",
             hint="convert it: a modern model reads any context",

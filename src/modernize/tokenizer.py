@@ -1,6 +1,6 @@
 """Text to token ids and back: by vocabulary (characters or words), by bytes, or by a tokenizer file.
 
-`find_tokenizer` looks in the order that CLI.md promises: what the user names, what the checkpoint carries, what lies
+`find_tokenizer` looks in this order: what the user names, what the checkpoint carries, what lies
 beside it, bytes for a vocabulary of 256.
 """
 
@@ -116,6 +116,12 @@ def find_tokenizer(option: str | None, *, vocabulary: Mapping[str, int], beside:
     return found
 
 
+def tokenizer_files(path: Path) -> tuple[Path, ...]:
+    """Every file from which a tokenizer named by this path, or lying beside this checkpoint, could be read."""
+    names = (META, TOKENIZER_JSON, VOCAB_JSON, MERGES_TXT)
+    return (path, *(there for name in names if (there := _folder(path) / name).is_file()))
+
+
 def vocabulary_beside(path: Path) -> dict[str, int]:
     """Token -> id of a nanoGPT `meta.pkl` beside a checkpoint; empty where there is none."""
     meta = _folder(path) / META
@@ -185,8 +191,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _read_meta(path: Path) -> dict[str, int]:
     """Token -> id of nanoGPT's `meta.pkl` (also as JSON). Raises BadData."""
-    raw = path.read_bytes()
     try:
+        raw = path.read_bytes()
         plain = json.loads(raw) if raw[:1] == b"{" else _PlainUnpickler(io.BytesIO(raw)).load()
         found = vocabulary_in(plain) if isinstance(plain, dict) else {}
     except Exception as error:  # a damaged pickle can raise anything

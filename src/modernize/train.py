@@ -28,6 +28,7 @@ from modernize.devices import (
 )
 from modernize.errors import BadData, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started, Stepped, Validated
+from modernize.loading import Model
 from modernize.measure import Evaluation, Progress, corpus_for, divergence, mean_loss, silent
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
@@ -40,10 +41,10 @@ MOST_LOGITS = 1 << 28  # numbers at once, 1 GiB in float32; a larger batch is go
 
 
 def finetune(
-    model: ModernGPT,
+    model: Model,
     data: str | Path | Corpus,
     *,
-    teacher: OldGPT | None = None,
+    teacher: Model | None = None,
     tokenizer: Tokenizer | None = None,
     progress: Progress = silent,
     settings: Settings | None = None,
@@ -63,6 +64,11 @@ def finetune(
         raise TypeError(f"give settings or single options, not both: {', '.join(options)}")
     chosen = settings or Settings(**options)  # type: ignore[arg-type]
     chosen.check()
+    if not isinstance(model, ModernGPT) or not isinstance(teacher, OldGPT | None):
+        raise UsageError(
+            "a modern model is fine-tuned, and an old one teaches",
+            hint="convert the old model first; the teacher is the old checkpoint, loaded",
+        )
     corpus = corpus_for(model, data, tokenizer)
     if teacher is not None and teacher.vocab_size != model.vocab_size:
         raise UsageError(

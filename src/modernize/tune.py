@@ -1,6 +1,7 @@
 """A fine-tune from file to file: load, train, log, write, as one stream of events."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.plot import check_plot, plot_losses
 from modernize.stored import Stored
-from modernize.tokenizer import find_tokenizer
+from modernize.tokenizer import find_tokenizer, tokenizer_files
 from modernize.train import finetune
 from modernize.write import cast, check_output, check_suffix, model_metadata, write_model
 
@@ -51,7 +52,7 @@ class Tuned:
     finished: Finished
 
     def to_json(self) -> dict[str, Any]:
-        """As CLI.md promises it."""
+        """What `--json` prints."""
         end = self.finished
         return {
             "input": str(self.input),
@@ -112,13 +113,18 @@ def _check_outputs(job: Job) -> None:
     """Every output is refused where it exists, is read from, or is another output. Raises OutputRefused, UsageError."""
     inputs = [*files_of(job.checkpoint), *data_files(job.data)]
     inputs += files_of(job.teacher) if job.teacher else ()
-    inputs += [Path(job.tokenizer)] if job.tokenizer else []
+    inputs += tokenizer_files(job.checkpoint)
+    inputs += tokenizer_files(Path(job.tokenizer)) if job.tokenizer else ()
     outputs = [path for path in (job.output, job.log, job.plot) if path is not None]
     for output in outputs:
         check_output(output, inputs=tuple(inputs), force=job.force)
-    if len({path.resolve() for path in outputs}) < len(outputs):
+    if any(_same(a, b) for a, b in itertools.combinations(outputs, 2)):
         raise UsageError("two of -o, --log and --plot are the same file", hint="give each a name of its own")
     check_suffix(job.output)
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
 
 
 def _modern(path: Path) -> tuple[ModernGPT, Stored]:

@@ -17,7 +17,7 @@ from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
 from modernize.checkpoint.torch_file import load_torch
 from modernize.choices import Weights
-from modernize.errors import UnreadableFile
+from modernize.errors import UnreadableFile, check_choice
 
 __all__ = ["Checkpoint", "Source", "TensorInfo", "files_of", "open_checkpoint"]
 
@@ -30,6 +30,7 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
         UnsafeFile: objects that only running code could rebuild.
         AmbiguousInput: two sets of weights, or two keys that mean one tensor.
     """
+    check_choice("weights", weights, Weights)
     path = Path(path)
     kind = kind_of(path)
     if weights == "ema" and kind in (Kind.FOLDER, Kind.SAFETENSORS):

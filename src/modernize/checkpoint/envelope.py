@@ -64,8 +64,10 @@ class Root:
         """Tensors that are neither among the weights nor a scalar beside them (a loss, a step), by where they stand."""
         chosen = next((key for key in WRAPPERS[weights] if _tensors_in(self.items.get(key))), None)
         inside = self.items if chosen is None else self.items[chosen]
-        beside = [] if chosen is None else [k for k, v in self.items.items() if getattr(v, "ndim", 0) > 0]
-        nested = [k for k, v in inside.items() if _tensors_in(v)] if chosen is not None else []
+        known = {chosen, *SETTINGS, *(name for names in WRAPPERS.values() for name in names)}
+        beside = [k for k, v in self.items.items() if k not in known and (getattr(v, "ndim", 0) > 0 or _tensors_in(v))]
+        beside = [] if chosen is None else beside
+        nested = [k for k, v in inside.items() if isinstance(v, Mapping | list | tuple)] if chosen is not None else []
         return [str(name) for name in beside] + [f"{chosen}.{name}" for name in nested]
 
     def notes(self) -> dict[str, Any]:

@@ -56,10 +56,15 @@ class SafetensorsSource:
 
     def read(self, name: str) -> "torch.Tensor":
         """One tensor, in its stored dtype."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(self.path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(self._kept.get(name, name))
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                tensor: torch.Tensor = file.get_tensor(self._kept.get(name, name))
+        except SafetensorError as error:  # a path that is no UTF-8, or a file that changed meanwhile
+            raise UnreadableFile(
+                f"{name} cannot be read from {self.path}: {error}", hint="rename it, or copy it again"
+            ) from error
         return tensor
 
     def array(self, name: str) -> NDArray[np.float64]:

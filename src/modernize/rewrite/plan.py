@@ -3,9 +3,11 @@
 Plain data, so that `inspect` tells all this without loading torch.
 """
 
+import math
 from dataclasses import dataclass
 
 from modernize.choices import Bias, Fate, Init
+from modernize.errors import UsageError, check_choice
 from modernize.spec import HOMES, LINEARS, NORMS, GPTSpec, ModernConfig
 
 # who reads what each norm gives
@@ -16,12 +18,23 @@ FOLD = ("fold_shift", "fold_gain", "centre", "fold_mean_position", "fold_value_b
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to convert: `init` the moves, `bias` what becomes of biases, `untie` to give a tied head its own matrix."""
+    """How to convert: `init` the moves, `bias` what becomes of biases, `untie` to give a tied head its own matrix.
+
+    Raises UsageError for choices that are none or that contradict each other.
+    """
 
     init: Init = "fold"
     bias: Bias = "drop"
     untie: bool = False
     rope_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        check_choice("init", self.init, Init)
+        check_choice("bias", self.bias, Bias)
+        if self.init == "reset" and self.bias == "keep":
+            raise UsageError("--init reset drops every bias, so --bias keep contradicts it", hint="use --init fold")
+        if not 1 < self.rope_base < math.inf:
+            raise UsageError(f"--rope-base {self.rope_base} is not a number above 1", hint="10000 is usual")
 
     def moves(self, spec: GPTSpec) -> tuple[str, ...]:
         """Names of the moves, in order."""

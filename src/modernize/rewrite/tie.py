@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernize.choices import Tie
+from modernize.errors import check_choice
 from modernize.recognise import Recognised
 from modernize.rewrite.plan import Plan
 
@@ -13,7 +14,8 @@ TIE_HARM = 1e-3  # nats; `auto` unties where staying tied costs more than losses
 
 
 def settle_tie(found: Recognised, plan: Plan, tie: Tie) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with `untie` decided, and the sentence that says what it costs."""
+    """The plan with `untie` decided, and the sentence that says what it costs. Raises UsageError for no such `tie`."""
+    check_choice("tie", tie, Tie)
     spec = found.spec
     if not spec.tied or tie != "auto":
         return replace(plan, untie=spec.tied and tie == "untie"), ()
