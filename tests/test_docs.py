@@ -98,15 +98,3 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
     assert type(names["event"]).__name__ == "Finished"
-
-
-def test_the_project_speaks_of_itself_alone():
-    import subprocess
-
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if tracked.returncode:
-        pytest.skip("no git here")
-    for name in tracked.stdout.split():
-        path = ROOT / name
-        if path.suffix in (".py", ".md", ".toml") and path.name not in ("conftest.py", "test_docs.py"):
-            assert "../shared" not in path.read_text("utf-8")
