@@ -11,6 +11,9 @@ every Python installation already has. Nothing is downloaded.
     python examples/train_pydoc_gpt.py                                  # the full run, CPU only
     python examples/train_pydoc_gpt.py --steps 200 --out /tmp/short.pt  # about half a minute
 
+Other sizes (`--layers --heads --width --context --batch`) are for trying things out; the checkpoint in the repository
+has the default one.
+
 The text differs a little between Python versions, and so does the loss; the report names both.
 """
 
@@ -170,12 +173,11 @@ def learning_rate(step: int, steps: int) -> float:
     return TRAINING["min_lr"] + cosine * (TRAINING["peak_lr"] - TRAINING["min_lr"])
 
 
-def train(steps: int, seed: int, out: Path) -> None:
+def train(model_args: ModelArgs, batch_size: int, steps: int, seed: int, out: Path) -> None:
     """Train, and write the step with the best validation loss and the report."""
     torch.manual_seed(seed)
     train_data, val_data = pydoc_text()
-    model_args = ModelArgs()
-    block_size, batch_size = model_args.block_size, TRAINING["batch_size"]
+    block_size = model_args.block_size
     model = GPT(model_args)
     groups = [
         {
@@ -216,7 +218,7 @@ def train(steps: int, seed: int, out: Path) -> None:
         "model_args": asdict(model_args),
         "iter_num": best_step,
         "best_val_loss": torch.tensor(best_loss),
-        "config": {**TRAINING, "steps": steps, "seed": seed},
+        "config": {**TRAINING, "batch_size": batch_size, "steps": steps, "seed": seed},
     }
     torch.save(checkpoint, out)
     report = {
@@ -252,9 +254,15 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1337, help="random seed (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
+    parser.add_argument("--layers", type=int, default=2, help="blocks (%(default)s)")
+    parser.add_argument("--heads", type=int, default=4, help="heads a block (%(default)s)")
+    parser.add_argument("--width", type=int, default=128, help="of the residual stream (%(default)s)")
+    parser.add_argument("--context", type=int, default=128, help="positions (%(default)s)")
+    parser.add_argument("--batch", type=int, default=TRAINING["batch_size"], help="windows a step (%(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    train(args.steps, args.seed, args.out)
+    shape = ModelArgs(n_layer=args.layers, n_head=args.heads, n_embd=args.width, block_size=args.context)
+    train(shape, args.batch, args.steps, args.seed, args.out)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ ORDER = (
     ("data", "devices"),
     ("measure", "optim"),
     ("train", "sample"),
+    ("calibration",),
     ("write", "plot"),
     ("conversion", "tune"),
     ("console",),

@@ -4,24 +4,27 @@ Nothing that loads torch is imported before a command runs.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from modernize import __version__
 from modernize.boundary import run
-from modernize.choices import (
-    Bias,
-    DeviceName,
-    DTypeName,
-    Init,
-    OptimizerName,
-    PrecisionName,
-    Split,
-    Tie,
-    Weights,
+from modernize.choices import DeviceName, DTypeName, Effort, Init, OptimizerName, PrecisionName, Split, Weights
+from modernize.options import (
+    BiasOption,
+    Ckpt,
+    DataDTypeOption,
+    DeviceOption,
+    Force,
+    Reading,
+    SeedOption,
+    TieOption,
+    TokenizerOption,
+    file_argument,
+    takes,
+    tokenizer_for,
 )
-from modernize.options import Reading, TokenizerOption, takes, tokenizer_for
 
 if TYPE_CHECKING:
     from modernize.console import Output
@@ -37,18 +40,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
 )
-
-
-def _file(name: str, about: str) -> Any:  # noqa: ANN401  (what typer.Argument gives)
-    """An argument that names a file; whether it can be read is found out, and told, by the reader."""
-    return typer.Argument(metavar=name, help=about, readable=False)
-
-
-Ckpt = Annotated[Path, _file("CKPT", "A checkpoint file or a Hugging Face folder.")]
-DeviceOption = Annotated[DeviceName, typer.Option("--device", help="auto takes CUDA, then MPS, then the CPU.")]
-BiasOption = Annotated[Bias, typer.Option("--bias", help="What becomes of biases.")]
-TieOption = Annotated[Tie, typer.Option("--tie", help="auto unties a tied head only where tying would do harm.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
 
 
 def _version(wanted: bool) -> None:
@@ -74,7 +65,7 @@ def root(
 def inspect(
     checkpoint: Ckpt,
     *,
-    init: Annotated[Init, typer.Option("--init", help="Tell the fates for this conversion.")] = "fold",
+    init: Annotated[Init, typer.Option("--init", help="Tell the fates for this conversion.")] = "retrofit",
     bias: BiasOption = "drop",
     tie: TieOption = "auto",
     facts: "Facts",
@@ -94,17 +85,32 @@ def inspect(
 @app.command(epilog="Example: modernize convert old.pt new.safetensors")
 @takes()
 def convert(
-    old: Annotated[Path, _file("OLD", "A checkpoint file or a Hugging Face folder.")],
-    new: Annotated[Path, _file("NEW", "The .safetensors file to write.")],
+    old: Annotated[Path, file_argument("OLD", "A checkpoint file or a Hugging Face folder.")],
+    new: Annotated[Path, file_argument("NEW", "The .safetensors file to write.")],
     *,
     init: Annotated[
-        Init, typer.Option("--init", help="fold: move what can be moved exactly. reset: plain rewrite.")
-    ] = "fold",
+        Init,
+        typer.Option(
+            "--init", help="retrofit: fit it to the old model. fold: exact moves alone. reset: plain rewrite."
+        ),
+    ] = "retrofit",
+    effort: Annotated[
+        Effort, typer.Option("--effort", help="Of a retrofit; full where there will be no fine-tune.")
+    ] = "quick",
+    calibrate: Annotated[
+        str,
+        typer.Option("--calibrate", metavar="self|DATA", help="Text for a retrofit; self: the old model writes it."),
+    ] = "self",
     bias: BiasOption = "drop",
     tie: TieOption = "auto",
     rope_base: Annotated[float, typer.Option("--rope-base", help="Base of RoPE's frequencies.")] = 10000.0,
     dtype: Annotated[DTypeName, typer.Option("--dtype", help="Of the tensors that are written.")] = "keep",
+    seed: SeedOption = 0,
+    device: Annotated[
+        DeviceName, typer.Option("--device", help="For a retrofit; auto takes CUDA, then the CPU.")
+    ] = "auto",
     tokenizer: TokenizerOption = None,
+    data_dtype: DataDTypeOption = "uint16",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
     force: Force = False,
     facts: "Facts",
@@ -115,20 +121,27 @@ def convert(
     from modernize.conversion import convert as run
     from modernize.show import show_conversion
 
-    report = run(
-        old,
-        new,
-        init=init,
-        bias=bias,
-        tie=tie,
-        rope_base=rope_base,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        facts=facts,
-        weights=weights,
-        force=force,
-        dry_run=dry_run,
-    )
+    with out.stages() as progress:
+        report = run(
+            old,
+            new,
+            init=init,
+            effort=effort,
+            calibrate=calibrate,
+            bias=bias,
+            tie=tie,
+            rope_base=rope_base,
+            dtype=dtype,
+            seed=seed,
+            device=device,
+            tokenizer=tokenizer,
+            data_dtype=data_dtype,
+            facts=facts,
+            weights=weights,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
     out.warnings(report.warnings)
     out.answer(report.to_json(), lambda o: show_conversion(o, report))
 
@@ -136,7 +149,7 @@ def convert(
 @app.command(epilog="Example: modernize finetune new.safetensors --data pydoc --teacher old.pt --steps 100")
 @takes(reading=True)
 def finetune(
-    checkpoint: Annotated[Path, _file("CKPT", "A file that `modernize convert` wrote.")],
+    checkpoint: Annotated[Path, file_argument("CKPT", "A file that `modernize convert` wrote.")],
     *,
     reading: Reading,
     steps: Annotated[int, typer.Option("--steps", min=1)] = 200,
@@ -159,7 +172,7 @@ def finetune(
         float, typer.Option("--distill", min=0, max=1, help="Weight of the teacher against the data.")
     ] = 0.5,
     warmup: Annotated[int | None, typer.Option("--warmup", min=1, help="Steps; by default a twentieth.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1)] = 0,
+    seed: SeedOption = 0,
     device: DeviceOption = "auto",
     dtype: Annotated[PrecisionName, typer.Option("--dtype", help="Of matrix products.")] = "auto",
     compile_: Annotated[
@@ -250,8 +263,8 @@ def evaluate(
 @app.command(epilog="Example: modernize compare old.pt new.safetensors --data pydoc")
 @takes(reading=True)
 def compare(
-    old: Annotated[Path, _file("OLD", "The old checkpoint.")],
-    new: Annotated[Path, _file("NEW", "The modern one.")],
+    old: Annotated[Path, file_argument("OLD", "The old checkpoint.")],
+    new: Annotated[Path, file_argument("NEW", "The modern one.")],
     *,
     reading: Reading,
     device: DeviceOption = "auto",
@@ -282,7 +295,7 @@ def sample(
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many to write.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest.")] = 1.0,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only among the K likeliest.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1)] = 0,
+    seed: SeedOption = 0,
     tokenizer: TokenizerOption = None,
     device: DeviceOption = "auto",
     facts: "Facts",

@@ -102,6 +102,22 @@ class Output:
             yield self._tenths(title)
 
     @contextlib.contextmanager
+    def stages(self) -> Iterator[Callable[[str, int, int], None]]:
+        """Work in several stages, each with a bar of its own: told as (stage, done, total)."""
+        with contextlib.ExitStack() as stack:
+            current = ""
+            advance: Advance = _nothing
+
+            def tell(stage: str, done: int, total: int) -> None:
+                nonlocal current, advance
+                if stage != current:
+                    stack.close()
+                    current, advance = stage, stack.enter_context(self.progress(stage))
+                advance(done, total)
+
+            yield tell
+
+    @contextlib.contextmanager
     def _bar(self, title: str) -> Iterator[Advance]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         said = TextColumn("{task.fields[said]}", markup=False)

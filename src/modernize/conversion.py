@@ -1,4 +1,4 @@
-"""Convert: read, recognise, rewrite, write, as one call that gives a report."""
+"""Convert: read, recognise, calibrate, rewrite, write, as one call that gives a report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,29 @@ from typing import Any
 
 import torch
 
+from modernize.calibration import (
+    SELF,
+    Calibration,
+    Progress,
+    old_model,
+    text_from_data,
+    text_from_self,
+    tie_harm,
+    unseen,
+)
+from modernize.calibration import calibrate as run_calibration
 from modernize.checkpoint import files_of, open_checkpoint
-from modernize.choices import Bias, DTypeName, Init, Tie, Weights
+from modernize.choices import Bias, DataDType, DeviceName, DTypeName, Effort, Init, Tie, Weights
+from modernize.data import Corpus, data_files, load_corpus
+from modernize.devices import device_for_fits
 from modernize.errors import BadData, check_choice
 from modernize.inspection import Parameters, fates_of
+from modernize.old import OldGPT
 from modernize.recognise import Facts, Recognised, recognise
 from modernize.rewrite.apply import rewrite
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.tie import settle_tie
+from modernize.rewrite.work import Text
 from modernize.spec import State
 from modernize.tokenizer import VocabularyTokenizer, find_tokenizer, vocabulary_beside
 from modernize.write import cast, check_output, check_suffix, model_metadata, write_model
@@ -32,11 +47,12 @@ class Conversion:
     dropped: tuple[str, ...]
     reinitialized: tuple[str, ...]
     parameters: Parameters
+    calibration: Calibration | None  # None for moves that need no text
     warnings: tuple[str, ...]
     written: bool
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints; `calibration` is null for moves that need none."""
+        """What `--json` prints."""
         return {
             "input": str(self.input),
             "output": str(self.output),
@@ -46,7 +62,7 @@ class Conversion:
             "dropped": list(self.dropped),
             "reinitialized": list(self.reinitialized),
             "parameters": self.parameters.to_json(),
-            "calibration": None,
+            "calibration": self.calibration.to_json() if self.calibration else None,
             "warnings": list(self.warnings),
         }
 
@@ -55,41 +71,82 @@ def convert(
     old: str | Path,
     new: str | Path,
     *,
-    init: Init = "fold",
+    init: Init = "retrofit",
+    effort: Effort = "quick",
+    calibrate: str | Path | Corpus = SELF,
     bias: Bias = "drop",
     tie: Tie = "auto",
     rope_base: float = 10000.0,
     dtype: DTypeName = "keep",
+    seed: int = 0,
+    device: DeviceName = "auto",
     tokenizer: str | None = None,
+    data_dtype: DataDType = "uint16",
     facts: Facts | None = None,
     weights: Weights = "model",
     force: bool = False,
     dry_run: bool = False,
+    progress: Progress = unseen,
 ) -> Conversion:
     """Convert the checkpoint `old` into the modern file `new`.
 
-    Computed in float64 and written in `dtype`, or in the dtype that most of the old weights have.
+    `retrofit` is calibrated on text that the old model writes itself, or on the training part of DATA (`calibrate`),
+    with as much `effort` as wished, on `device`. Weights are computed in float64, fitted ones in float32, and written
+    in `dtype`, or in the dtype that most of the old weights have. Same file, options, machine and version: same bytes.
 
     Raises:
         UsageError: options that contradict each other.
-        InputRefused: the input cannot be used; see `recognise`.
+        InputRefused: the input cannot be used; see `recognise` and `load_corpus`.
         OutputRefused: the output exists, is the input, or cannot be written.
     """
     old, new = Path(old), Path(new)
     wished = Plan(init=init, bias=bias, rope_base=rope_base)
-    check_choice("dtype", dtype, DTypeName)
-    check_output(new, inputs=files_of(old), force=force)
+    for option, word, words in (
+        ("dtype", dtype, DTypeName),
+        ("effort", effort, Effort),
+        ("device", device, DeviceName),
+        ("data-dtype", data_dtype, DataDType),
+    ):
+        check_choice(option, word, words)
+    inputs = (*files_of(old), *(data_files(calibrate) if isinstance(calibrate, str | Path) else ()))
+    check_output(new, inputs=inputs, force=force)
     check_suffix(new)
     checkpoint = open_checkpoint(old, weights=weights)
     found = recognise(checkpoint, facts)
     vocabulary, warnings = _vocabulary(found, tokenizer)
     before = found.state()
-    plan, tied = settle_tie(found, wished, tie)
-    made = rewrite(before, found.spec, plan)
+    calibration = None
+    if init == "retrofit":
+        model = old_model(found.spec, before, device_for_fits(device))
+        text = _text(
+            calibrate,
+            found=found,
+            model=model,
+            tokenizer=tokenizer,
+            data_dtype=data_dtype,
+            seed=seed,
+            progress=progress,
+        )
+        plan, tied = settle_tie(found, wished, tie, measured=lambda: tie_harm(before, model, text))
+        source = calibrate if isinstance(calibrate, str) else getattr(calibrate, "name", str(calibrate))
+        calibrated = run_calibration(
+            before, model, plan, text, source=source, effort=effort, seed=seed, progress=progress
+        )
+        made, plan, calibration = calibrated.made, calibrated.plan, calibrated.calibration
+    else:
+        plan, tied = settle_tie(found, wished, tie)
+        made = rewrite(before, found.spec, plan)
     wanted = _dtype(before) if dtype == "keep" else getattr(torch, dtype)
     state = cast(made.state, wanted, origin=lambda name: _origin(name, found))
     sha256 = checkpoint.sha256()
-    metadata = model_metadata(made.config, sha256=sha256, dialect=found.dialect.name, init=init, vocabulary=vocabulary)
+    metadata = model_metadata(
+        made.config,
+        sha256=sha256,
+        dialect=found.dialect.name,
+        init=init,
+        vocabulary=vocabulary,
+        calibration=calibration.summary() if calibration else None,
+    )
     if not dry_run:
         write_model(new, state, metadata)
     fates = fates_of(found, plan)
@@ -102,9 +159,36 @@ def convert(
         dropped=tuple(f.name for f in fates if f.fate == "dropped"),
         reinitialized=tuple(f.name for f in fates if f.fate == "reinitialized"),
         parameters=Parameters(before=found.spec.parameters(), after=made.config.parameters()),
+        calibration=calibration,
         warnings=(*found.warnings, *tied, *warnings),
         written=not dry_run,
     )
+
+
+def _text(
+    calibrate: str | Path | Corpus,
+    *,
+    found: Recognised,
+    model: OldGPT,
+    tokenizer: str | None,
+    data_dtype: DataDType,
+    seed: int,
+    progress: Progress,
+) -> Text:
+    """Calibration text. Raises BadData."""
+    if isinstance(calibrate, str) and calibrate == SELF:
+        return text_from_self(model, seed=seed, progress=progress)
+    if not isinstance(calibrate, Corpus):
+        size, path = found.spec.vocab_size, found.checkpoint.path
+        calibrate = load_corpus(
+            calibrate,
+            tokenizer=lambda: find_tokenizer(
+                tokenizer, vocabulary=found.checkpoint.vocabulary, beside=path, vocab_size=size
+            ),
+            vocab_size=size,
+            dtype=data_dtype,
+        )
+    return text_from_data(model, calibrate, seed=seed)
 
 
 def _vocabulary(found: Recognised, tokenizer: str | None) -> tuple[Mapping[str, int], tuple[str, ...]]:

@@ -20,6 +20,17 @@ def choose_device(name: DeviceName) -> torch.device:
     return torch.device(name)
 
 
+def device_for_fits(name: DeviceName) -> torch.device:
+    """Where a conversion is calibrated: as `choose_device`, but `auto` passes over MPS, which has no float64.
+
+    Raises UsageError for a device that is not there, or is MPS.
+    """
+    if name == "mps":
+        raise UsageError("--device mps: a conversion solves in float64, which MPS has not", hint="use --device cpu")
+    found = choose_device(name)
+    return torch.device("cpu") if found.type == "mps" else found
+
+
 def choose_precision(name: PrecisionName, device: torch.device) -> torch.dtype:
     """The dtype of matrix products: bfloat16 on a CUDA device that has it, float32 elsewhere, unless asked."""
     if name == "auto":

@@ -1,7 +1,10 @@
-"""What the old and the modern model have in common: the activation, the MLP, and heads as an axis of their own."""
+"""What the old and the modern model have in common: the activation, the MLP, heads as an axis of their own, and the
+keys and values that are kept while a model writes.
+"""
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,6 +37,23 @@ class MLP(nn.Module):
         hidden = ACTIVATION_FUNCTIONS[self.activation](self.up(x))  # (B, T, n_inner)
         out: Tensor = self.down(hidden)  # (B, T, n_embd)
         return out
+
+
+class Cache:
+    """Keys and values of one layer for the tokens so far, with room for `length` of them."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.used = length, 0
+        self._keys = self._values = torch.empty(0)
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in those of the next tokens, (B, n_head, T, head_dim), and give all, (B, n_head, used, head_dim)."""
+        if not self.used:
+            whole = (*k.shape[:2], self.length, k.shape[3])
+            self._keys, self._values = k.new_empty(whole), v.new_empty(whole)
+        start, self.used = self.used, self.used + k.shape[2]
+        self._keys[:, :, start : self.used], self._values[:, :, start : self.used] = k, v
+        return self._keys[:, :, : self.used], self._values[:, :, : self.used]
 
 
 def adopt(model: nn.Module, state: State, *, tied: bool) -> None:

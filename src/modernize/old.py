@@ -3,14 +3,16 @@
 It runs the canonical State of any dialect, so its parameters have the canonical names.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modernize.errors import UsageError
-from modernize.layers import MLP, adopt, merge_heads, split_heads
+from modernize.layers import MLP, Cache, adopt, merge_heads, split_heads
 from modernize.spec import GPTSpec, State
 
 
@@ -24,10 +26,13 @@ class OldAttention(nn.Module):
         self.n_head = spec.n_head
         self.scale = 1 / math.sqrt(spec.head_dim if spec.attn_scale == "head" else d)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, n_embd) -> (B, T, n_embd)."""
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """(B, T, n_embd) -> (B, T, n_embd); with a cache, T is 1 or the cache is empty."""
         q, k, v = (split_heads(proj(x), self.n_head) for proj in (self.q, self.k, self.v))  # (B, n_head, T, head_dim)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B, n_head, used, head_dim)
+        causal = q.shape[2] == k.shape[2]  # else one token, which sees all
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale)
         out: Tensor = self.o(merge_heads(mixed))  # (B, T, n_embd)
         return out
 
@@ -42,9 +47,9 @@ class OldBlock(nn.Module):
         self.ln_2 = nn.LayerNorm(spec.n_embd, eps=spec.norm_eps, bias="ln_2" in spec.biases)
         self.mlp = MLP(spec.n_embd, spec.n_inner, spec.activation, spec.biases)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         """(B, T, n_embd) -> (B, T, n_embd)."""
-        x = x + self.attn(self.ln_1(x))
+        x = x + self.attn(self.ln_1(x), cache)
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
@@ -81,15 +86,24 @@ class OldGPT(nn.Module):
         """The trained context, past which this model has no positions."""
         return self.spec.block_size
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(B, T) -> (B, T, vocab_size). Raises UsageError for more tokens than there are positions."""
-        if ids.shape[1] > self.spec.block_size:
+    def caches(self, length: int) -> list[Cache]:
+        """Empty caches, one a layer, with room for `length` tokens."""
+        return [Cache(length) for _ in self.h]
+
+    def forward(self, ids: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+        """(B, T) -> (B, T, vocab_size). With caches, ids are those that follow: all at first, then one at a time.
+
+        Raises UsageError for more tokens than there are positions.
+        """
+        start = caches[0].used if caches else 0
+        end = start + ids.shape[1]
+        if end > self.spec.block_size:
             raise UsageError(
-                f"the old model has {self.spec.block_size} positions and was given {ids.shape[1]} tokens",
+                f"the old model has {self.spec.block_size} positions and was given {end} tokens",
                 hint=f"use a context of at most {self.spec.block_size}",
             )
-        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]  # (B, T, n_embd)
-        for block in self.h:
-            x = block(x)
+        x = self.wte(ids) + self.wpe.weight[start:end]  # (B, T, n_embd)
+        for block, cache in itertools.zip_longest(self.h, caches):
+            x = block(x, cache)
         logits: Tensor = self.head(self.ln_f(x))  # (B, T, vocab_size)
         return logits

@@ -10,16 +10,30 @@ A command that is decorated with `takes(...)` gets, beside its own options:
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modernize.choices import Activation, AttnScale, DataDType, Weights
+from modernize.choices import Activation, AttnScale, Bias, DataDType, DeviceName, Tie, Weights
 
 if TYPE_CHECKING:
     from modernize.data import Corpus
     from modernize.loading import Loaded
     from modernize.tokenizer import Tokenizer
+
+
+def file_argument(name: str, about: str) -> Any:  # noqa: ANN401  (what typer.Argument gives)
+    """An argument that names a file; whether it can be read is found out, and told, by the reader."""
+    return typer.Argument(metavar=name, help=about, readable=False)
+
+
+Ckpt = Annotated[Path, file_argument("CKPT", "A checkpoint file or a Hugging Face folder.")]
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help="auto takes CUDA, then MPS, then the CPU.")]
+BiasOption = Annotated[Bias, typer.Option("--bias", help="What becomes of biases.")]
+TieOption = Annotated[Tie, typer.Option("--tie", help="auto unties a tied head only where tying would do harm.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1)]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
 
 _FACTS_PANEL = "Facts that a file cannot say"
 
@@ -109,16 +123,14 @@ TokenizerOption = Annotated[
     str | None,
     typer.Option("--tokenizer", metavar="PATH", help="tokenizer.json, vocab.json + merges.txt, meta.pkl, or bytes."),
 ]
+DataDTypeOption = Annotated[DataDType, typer.Option("--data-dtype", help="Of the ids in a .bin file.")]
 READING: dict[str, tuple[Any, Any]] = {
     "data": (
         Annotated[str, typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, a folder, or the word pydoc.")],
         inspect.Parameter.empty,
     ),
     "tokenizer": (TokenizerOption, None),
-    "data_dtype": (
-        Annotated[DataDType, typer.Option("--data-dtype", help="Of the ids in a .bin file.")],
-        "uint16",
-    ),
+    "data_dtype": (DataDTypeOption, "uint16"),
 }
 
 OUTPUT: dict[str, tuple[Any, Any]] = {

@@ -7,8 +7,11 @@ from torch import Tensor
 
 from modernize.errors import BadData
 from modernize.loading import Model
+from modernize.measure import Progress, silent
+from modernize.old import OldGPT
 from modernize.tokenizer import Tokenizer
 
+LEAD_IN = 8  # tokens before the first that counts, of text that a model writes of itself
 COLDEST = 1e-6  # below this, dividing by the temperature overflows, and only the likeliest token is left
 
 
@@ -31,6 +34,29 @@ def generate(
                 following = torch.multinomial(_probabilities(logits / temperature, top_k), 1, generator=random)[:, 0]
             yield following
             ids = torch.cat([ids, following[:, None].to(ids.device)], dim=1)
+
+
+def self_text(
+    model: OldGPT, *, sequences: int, length: int, seed: int, progress: Progress = silent
+) -> Iterator[Tensor]:
+    """What an old model writes of itself at temperature 1: the next ids (sequences,), `length` times.
+
+    Every sequence begins with a token that the model itself wrote, after a few of chance, so that the first ones are as
+    frequent as in its text; at most `block_size` positions are used, so `length` may be one more than that.
+    """
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        ids = torch.randint(0, model.vocab_size, (sequences,), generator=random)
+        for part, count in (("first", min(LEAD_IN, length)), ("rest", length)):
+            caches = model.caches(count)
+            for step in range(count):
+                if part == "rest":
+                    yield ids
+                    progress(step + 1, length)
+                if step + 1 < count:
+                    logits = model(ids[:, None].to(device), caches)[:, -1].float().cpu()  # (sequences, vocab)
+                    ids = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0]
 
 
 def write_text(

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from modernize.console import Output, number
 from modernize.dialects import Dialect
 from modernize.operations import rope_operations, saved_additions
-from modernize.spec import GPTSpec, layerless
+from modernize.spec import HOMES, GPTSpec, layerless
 
 if TYPE_CHECKING:
+    from modernize.calibration import Calibration
     from modernize.conversion import Conversion
     from modernize.inspection import Inspection, Parameters, TensorFate
     from modernize.measure import Comparison, Evaluation
+    from modernize.rewrite.halves import BlockReport
     from modernize.tune import Tuned, TuneEvent
 
 
@@ -79,6 +81,37 @@ def show_conversion(out: Output, report: "Conversion") -> None:
     )
     _show_parameters(out, report.parameters)
     out.line(f"{len(report.dropped)} tensors dropped, {len(report.reinitialized)} set to one")
+    if report.calibration:
+        _show_calibration(out, report.calibration)
+
+
+def _show_calibration(out: Output, found: "Calibration") -> None:
+    """What the old model, the candidates and the result lose on held-out text, and how each block went."""
+    text = "text that the old model wrote" if found.source == "self" else found.source
+    out.line(
+        f"\ncalibrated on {number(found.tokens)} tokens of {text}; losses on {number(found.held)} of them, held out"
+    )
+    rows = [("old model", f"{found.loss_old:.4f}", "")]
+    rows += [(c.name, f"{c.loss:.4f}", "written" if c.name == found.chosen else "") for c in found.candidates]
+    out.table(("candidate", "loss", ""), rows, right=(1,))
+    if found.chosen.startswith("retrofit"):
+        gap = found.loss_reset - found.loss_old
+        share = f" ({100 * (found.loss_reset - found.loss_new) / gap:.1f} % of what `reset` loses)" if gap > 0 else ""
+        out.line(f"{found.loss_new - found.loss_old:+.4f} nats against the old model{share}\n")
+        parts = sorted({part for block in found.blocks for part in block.absorbed}, key=list(HOMES).index)
+        heads = ("block", "positions", "attention KL", "stream missed", *(f"{part} bias" for part in parts))
+        out.table(
+            heads, [_block_row(i, block, parts) for i, block in enumerate(found.blocks)], right=range(1, len(heads))
+        )
+        out.line(
+            "positions: share of the old scores' course with distance that RoPE explains; biases: R² of absorption"
+        )
+
+
+def _block_row(i: int, block: "BlockReport", parts: Sequence[str]) -> tuple[str, ...]:
+    absorbed = (f"{block.absorbed[part]:.3f}" if part in block.absorbed else "" for part in parts)
+    divergence = f"{block.divergence_start:.3f} → {block.divergence:.3f}"
+    return (str(i), f"{100 * block.positions:.1f} %", divergence, f"{100 * block.missing:.1f} %", *absorbed)
 
 
 def watch_finetune(out: Output, events: "Iterator[TuneEvent]") -> "Tuned":

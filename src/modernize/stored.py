@@ -21,6 +21,7 @@ class Stored:
     sha256: str
     dialect: str
     init: str
+    calibration: Mapping[str, Any] | None  # how a retrofit went
     version: str
     vocabulary: Mapping[str, int]
     history: tuple[Mapping[str, Any], ...]  # an entry for each fine-tune
@@ -35,12 +36,13 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
     if text is None:
         return None
     try:
-        plain = {"schema": None, **json.loads(text)}
+        plain = {"schema": None, "calibration": None, **json.loads(text)}
         stored = Stored(
             config=ModernConfig.from_json(plain["config"]),
             sha256=str(plain["source"]["sha256"]),
             dialect=str(plain["source"]["dialect"]),
             init=str(plain["init"]),
+            calibration=None if plain["calibration"] is None else dict(plain["calibration"]),
             version=str(plain["version"]),
             vocabulary={str(token): int(index) for token, index in plain["vocabulary"].items()},
             history=tuple(dict(run) for run in plain["finetunes"]),

@@ -172,6 +172,7 @@ def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Se
         sha256=stored.sha256,
         dialect=stored.dialect,
         init=stored.init,
+        calibration=stored.calibration,
         vocabulary=stored.vocabulary,
         history=(
             *stored.history,

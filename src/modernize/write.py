@@ -67,11 +67,12 @@ def model_metadata(
     dialect: str,
     init: str,
     vocabulary: Mapping[str, int],
+    calibration: Mapping[str, Any] | None = None,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, str]:
     """All that is needed to load a modern file, and where it came from, as safetensors metadata.
 
-    `history` has an entry for each fine-tune since the conversion.
+    `calibration` tells how a retrofit went, `history` has an entry for each fine-tune since the conversion.
     """
     facts = {
         "schema": SCHEMA,
@@ -79,6 +80,7 @@ def model_metadata(
         "config": config.to_json(),
         "source": {"sha256": sha256, "dialect": dialect},
         "init": init,
+        "calibration": None if calibration is None else dict(calibration),
         "vocabulary": dict(vocabulary),
         "finetunes": list(history),
     }

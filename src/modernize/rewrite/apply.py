@@ -19,8 +19,16 @@ class Rewritten:
     config: ModernConfig
 
 
+def folded(state: State, spec: GPTSpec, plan: Plan) -> State:
+    """The exact moves of a plan, in float64: positions and biases are still there, and predictions as they were."""
+    wide = {name: t.double() for name, t in state.items()}
+    for name in plan.exact_moves(spec):
+        wide = move(name)(wide, spec)
+    return wide
+
+
 def rewrite(state: State, spec: GPTSpec, plan: Plan) -> Rewritten:
-    """Apply a plan to a canonical State."""
+    """Apply a plan to a canonical State. Raises ValueError for a retrofit, which needs more than weights."""
     wide = {name: t.double() for name, t in state.items()}
     for name in plan.moves(spec):
         wide = move(name)(wide, spec)

@@ -23,7 +23,7 @@ class Plan:
     Raises UsageError for choices that are none or that contradict each other.
     """
 
-    init: Init = "fold"
+    init: Init = "retrofit"
     bias: Bias = "drop"
     untie: bool = False
     rope_base: float = 10000.0
@@ -32,16 +32,22 @@ class Plan:
         check_choice("init", self.init, Init)
         check_choice("bias", self.bias, Bias)
         if self.init == "reset" and self.bias == "keep":
-            raise UsageError("--init reset drops every bias, so --bias keep contradicts it", hint="use --init fold")
+            raise UsageError("--init reset drops every bias, so --bias keep contradicts it", hint="use another --init")
         if not 1 < self.rope_base < math.inf:
             raise UsageError(f"--rope-base {self.rope_base} is not a number above 1", hint="10000 is usual")
 
-    def moves(self, spec: GPTSpec) -> tuple[str, ...]:
-        """Names of the moves, in order."""
+    def exact_moves(self, spec: GPTSpec) -> tuple[str, ...]:
+        """Names of the moves that keep positions and biases, in order; all but `reset_gains` keep every prediction."""
         start = ("untie_head",) if spec.tied and self.untie else ()
-        middle = FOLD if self.init == "fold" else ("reset_gains",)
+        middle = ("reset_gains",) if self.init == "reset" else FOLD
+        return (*start, *middle, "scale_queries")
+
+    def moves(self, spec: GPTSpec) -> tuple[str, ...]:
+        """Names of all moves, in order. Raises ValueError for `retrofit`, which needs more than weights."""
+        if self.init == "retrofit":
+            raise ValueError("retrofit is made by rewrite.retrofit, from exact moves and calibration text")
         biases = ("drop_biases",) if self.bias == "drop" else ()
-        return (*start, *middle, "scale_queries", "drop_positions", *biases, "rename")
+        return (*self.exact_moves(spec), "drop_positions", *biases, "rename")
 
     def tied(self, spec: GPTSpec) -> bool:
         """Whether the modern head shares the embedding's matrix."""
@@ -82,6 +88,11 @@ class Plan:
         if target == "head.weight" and spec.tied:  # the embedding's matrix under a second name
             return None, (target if self.untie else "wte.weight",)
         if part == "wpe":
+            if self.init == "retrofit":  # its mean into the embedding, the rest into who looks where
+                looking = (
+                    name.replace("{i}", str(i)) for i in range(spec.n_layer) for name in (HOMES["q"], HOMES["k"])
+                )
+                return "absorbed", ("wte.weight", *(f"{name}.weight" for name in looking))
             return ("folded", ("wte.weight",)) if self.init == "fold" else ("dropped", ())
         if part in NORMS and target.endswith(".weight"):
             gain = _beside(target, part, part.replace("ln_", "norm_"), "gain")
@@ -92,7 +103,7 @@ class Plan:
             return "folded", tuple(_beside(target, part, reader, "weight") for reader in READERS[part])
         if target.endswith(".bias"):
             if self.bias == "drop":
-                return "dropped", ()
+                return self._absorbed(target, part, spec)
             if part in NORMS:
                 homes = ("o" if reader == "v" else reader for reader in READERS[part])
                 return "folded", tuple(_beside(target, part, reader, "bias") for reader in homes)
@@ -101,6 +112,16 @@ class Plan:
         if target == "wte.weight" and spec.tied and self.untie:
             return None, (target, "head.weight")
         return None, (target,)
+
+    def _absorbed(self, target: str, part: str, spec: GPTSpec) -> tuple[Fate, tuple[str, ...]]:
+        """Where a bias goes that the modern model has no place for."""
+        if self.init != "retrofit" or part == "k":  # a key's bias moves all scores of a query alike
+            return "dropped", ()
+        if part in ("ln_f", "head") and self.tied(spec):  # the last block writes what the head would have added
+            return "absorbed", (HOMES["down"].format(i=spec.n_layer - 1) + ".weight",)
+        readers = READERS.get(part, ("o",) if part == "v" else (part,))
+        homes = dict.fromkeys("o" if reader == "v" else reader for reader in readers if reader != "k")
+        return "absorbed", tuple(_beside(target, part, home, "weight") for home in homes)
 
 
 def part_of(name: str) -> str:

@@ -1,5 +1,6 @@
 """Whether a tied head stays tied: decided from two tensors and without torch, so that `inspect` can foretell it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,13 +14,23 @@ from modernize.rewrite.plan import Plan
 TIE_HARM = 1e-3  # nats; `auto` unties where staying tied costs more than losses are told to
 
 
-def settle_tie(found: Recognised, plan: Plan, tie: Tie) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with `untie` decided, and the sentence that says what it costs. Raises UsageError for no such `tie`."""
+def settle_tie(
+    found: Recognised, plan: Plan, tie: Tie, *, measured: Callable[[], float] | None = None
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with `untie` decided, and the sentence that says what it costs. Raises UsageError for no such `tie`.
+
+    `measured` tells the harm of tying in nats, for those who have text; it is estimated from the weights otherwise.
+    """
     check_choice("tie", tie, Tie)
     spec = found.spec
     if not spec.tied or tie != "auto":
         return replace(plan, untie=spec.tied and tie == "untie"), ()
-    harm = tie_cost(found.array("wte.weight"), found.array("ln_f.weight")) if plan.init == "fold" else 0.0
+    if plan.init == "reset":
+        harm = 0.0
+    elif measured:
+        harm = measured()
+    else:
+        harm = tie_cost(found.array("wte.weight"), found.array("ln_f.weight"))
     if not harm > TIE_HARM:
         return replace(plan, untie=False), ()
     return replace(plan, untie=True), (

@@ -1,0 +1,95 @@
+"""Local fits: a few Adam steps on one part of one block, against what the old block does there .
+
+Nothing flows backward through more than that part, so memory and time are those of one block.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modernize.rewrite import block as blocks
+from modernize.rewrite.work import TOKENS_A_STEP, Work
+from modernize.spec import GPTSpec, State
+
+Loss = Callable[[State, Tensor], Tensor]  # of parameters and the numbers of some sequences
+BETAS = (0.9, 0.95)
+
+
+def minimise(
+    start: State, loss: Loss, *, lr: Mapping[str, float], steps: int, work: Work, most: int = 1 << 30
+) -> State:
+    """`start` after some Adam steps on `loss`; the learning rates, one for each name, fall to zero.
+
+    Fitted sequences are gone through in a shuffled order, TOKENS_A_STEP tokens a step and at most `most` sequences.
+    """
+    parameters = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    groups = [{"params": [parameters[name]], "lr": lr[name]} for name in parameters]
+    optimizer = torch.optim.Adam(groups, betas=BETAS)
+    device = next(iter(parameters.values())).device
+    rising = max(1, min(5, steps // 5))
+    batch = max(1, min(most, TOKENS_A_STEP // work.text.ids.shape[1]))
+    with torch.enable_grad():
+        for step, numbers in enumerate(_shuffled(work.text.fitted, batch, steps, work.seed)):
+            factor = min(1.0, (step + 1) / rising) * (1 - step / steps)
+            for group, name in zip(optimizer.param_groups, parameters, strict=True):
+                group["lr"] = lr[name] * factor
+            optimizer.zero_grad(set_to_none=True)
+            loss(parameters, numbers.to(device)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return {name: tensor.detach() for name, tensor in parameters.items()}
+
+
+def _shuffled(sequences: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
+    random, left = np.random.default_rng(seed), np.empty(0, dtype=np.int64)
+    batch = min(batch, sequences)
+    for _ in range(steps):
+        if len(left) < batch:
+            left = random.permutation(sequences)
+        yield torch.from_numpy(left[:batch])
+        left = left[batch:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What the old block asks and offers on the whole text, before scores: each (N, n_head, T, head_dim)."""
+
+    q: Tensor
+    k: Tensor
+
+
+def attention_divergence(old: Heads, block: State, z: Tensor, numbers: Tensor, work: Work) -> Tensor:
+    """KL(old attention ‖ new attention) of each head, a mean over the queries of some sequences: (n_head,).
+
+    z (N, T, d) are the new block's normed inputs; `numbers` says which sequences.
+    """
+    before = blocks.log_attention(old.q[numbers], old.k[numbers])  # (B, n_head, T, T)
+    q, k = (blocks.heads(block, part, z[numbers], work.spec.n_head, work.tables) for part in "qk")
+    after = blocks.log_attention(q, k)
+    # −∞ minus −∞ after the query
+    lost = (before.exp() * (before - after).nan_to_num(nan=0.0)).sum(-1)  # (B, n_head, T)
+    weight = work.text.known[numbers][:, None, :]
+    return (lost * weight).sum((0, 2)) / weight.sum().clamp(min=1)
+
+
+def stream_error(x: Tensor, target: Tensor, known: Tensor) -> Tensor:
+    """Mean square of what is missing in the stream, relative to the target's power; x, target (B, T, d)."""
+    weight = known[..., None]
+    return ((x - target).square() * weight).sum() / (target.square() * weight).sum().clamp(min=1e-12)
+
+
+def attention_out(block: State, x: Tensor, z: Tensor, work: Work) -> Tensor:
+    """The stream after attention, (B, T, d)."""
+    return x + blocks.linear(block, "o", blocks.mixture(block, z, work.spec.n_head, work.tables))
+
+
+def mlp_out(block: State, x: Tensor, z: Tensor, spec: GPTSpec) -> Tensor:
+    """The stream after the MLP, (B, T, d)."""
+    return x + blocks.linear(block, "down", blocks.hidden(block, z, spec))
+
+
+def rates(block: State, share: float) -> dict[str, float]:
+    """Learning rates relative to each tensor's root mean square, so that no scale of weights needs another."""
+    return {name: share * float(t.square().mean().sqrt()) or share for name, t in block.items()}
