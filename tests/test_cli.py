@@ -129,7 +129,7 @@ def test_ctrl_c_is_130(run, nano, monkeypatch):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
 def test_an_interrupted_finetune_leaves_nothing_behind(run, nano, tmp_path, number, code):
     new = tmp_path / "new.safetensors"
-    run("convert", nano, new)
+    run("convert", nano, new, "--init", "fold")
     data = tiny.write_bin(tmp_path / "data", tiny.spec())
     command = [sys.executable, "-m", "modernize", "finetune", str(new), "--data", str(data), "--steps", "100000"]
     with subprocess.Popen([*command, "--eval-every", "5"], stderr=subprocess.PIPE, text=True) as process:
@@ -245,7 +245,7 @@ def test_a_modern_file_with_values_that_are_no_numbers_is_refused(run, nano, tmp
     from safetensors.torch import load_file, save_file
 
     new = tmp_path / "new.safetensors"
-    run("convert", nano, new)
+    run("convert", nano, new, "--init", "fold")
     with safe_open(new, framework="pt") as file:
         metadata = file.metadata()
     tensors = load_file(new)
@@ -264,7 +264,7 @@ def test_a_modern_file_with_a_config_that_cannot_be_is_refused(run, nano, tmp_pa
     from safetensors.torch import load_file, save_file
 
     new = tmp_path / "new.safetensors"
-    run("convert", nano, new)
+    run("convert", nano, new, "--init", "fold")
     with safe_open(new, framework="pt") as file:
         metadata = file.metadata()
     facts = json.loads(metadata["modernize"])

@@ -41,8 +41,8 @@ def test_json_is_one_object_with_all_that_is_promised(run, nano, tmp_path, init)
     assert [w for w in report["warnings"] if "activation" in w]
 
 
-def test_fold_is_the_default(run, nano, tmp_path):
-    assert run("convert", nano, tmp_path / "new.safetensors", "--json").json["init"] == "fold"
+def test_retrofit_is_the_default(run, nano, tmp_path):
+    assert run("convert", nano, tmp_path / "new.safetensors", "--json").json["init"] == "retrofit"
 
 
 def test_the_file_says_all_that_is_needed_to_load_it(run, nano, tmp_path):
@@ -75,7 +75,7 @@ def test_a_tied_head_is_written_once(run, nano, tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_dtype(run, nano, tmp_path, dtype):
     new = tmp_path / "new.safetensors"
-    assert run("convert", nano, new, "--dtype", dtype).code == 0
+    assert run("convert", nano, new, "--init", "fold", "--dtype", dtype).code == 0
     assert {t.dtype for t in load_file(new).values()} == {getattr(torch, dtype)}
 
 
@@ -83,7 +83,7 @@ def test_the_old_dtype_is_kept(run, tmp_path):
     spec = tiny.spec()
     state = {n: t.bfloat16() for n, t in tiny.jittered(spec).items()}
     new = tmp_path / "new.safetensors"
-    run("convert", tiny.save_nano(tmp_path / "n.pt", spec, state=state), new)
+    run("convert", tiny.save_nano(tmp_path / "n.pt", spec, state=state), new, "--init", "fold")
     assert {t.dtype for t in load_file(new).values()} == {torch.bfloat16}
 
 
@@ -109,7 +109,7 @@ def test_where_positions_cannot_matter_fold_is_the_same_model(run, tmp_path, tie
             state[name] = torch.zeros_like(state[name])
     new = tmp_path / "new.safetensors"
     nano = tiny.save_nano(tmp_path / "n.pt", spec, state=state)
-    assert run("convert", nano, new, "--bias", "keep", "--tie", "untie").code == 0
+    assert run("convert", nano, new, "--init", "fold", "--bias", "keep", "--tie", "untie").code == 0
     ids = tiny.ids(spec)
     old, modern = OldGPT.from_state(spec, state)(ids), modernize.load(new)(ids)
     torch.testing.assert_close(modern.log_softmax(-1), old.log_softmax(-1), rtol=0, atol=1e-9)
@@ -352,7 +352,8 @@ def test_inspect_says_what_it_is(run, nano):
     fates = {t["name"]: (t["fate"], t["becomes"]) for t in found["tensors"]}
     assert fates["transformer.h.0.attn.c_attn.weight"] == ("split", [f"h.0.attn.{p}.weight" for p in "qkv"])
     assert fates["transformer.h.1.ln_2.weight"] == ("folded", ["h.1.mlp.up.weight"])
-    assert fates["transformer.h.1.mlp.c_proj.bias"] == ("dropped", [])
+    assert fates["transformer.h.1.mlp.c_proj.bias"] == ("absorbed", ["h.1.mlp.down.weight"])
+    assert fates["transformer.wpe.weight"][0] == "absorbed"
     assert fates["lm_head.weight"] == ("renamed", ["wte.weight"])
     assert fates["transformer.ln_f.weight"] == ("renamed", ["norm_f.gain"])
 

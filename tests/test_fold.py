@@ -173,13 +173,13 @@ def test_auto_unties_only_where_tying_does_harm(tmp_path, kind, dtype):
     wte = state["wte.weight"]
     wte += 0.5 * torch.randn(61, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     found = recognised(tmp_path, spec, {n: t.to(dtype) for n, t in state.items()}, kind)
-    plan, warnings = settle_tie(found, Plan(), "auto")
+    plan, warnings = settle_tie(found, Plan(init="fold"), "auto")
     assert plan.untie
     assert "1,952 parameters" in warnings[0]
     assert settle_tie(found, Plan(init="reset"), "auto") == (Plan(init="reset"), ())
     wte -= wte.mean(1, keepdim=True)
     found = recognised(tmp_path, spec, {n: t.to(dtype) for n, t in state.items()}, kind)
-    assert settle_tie(found, Plan(), "auto") == (Plan(), ())
+    assert settle_tie(found, Plan(init="fold"), "auto") == (Plan(init="fold"), ())
 
 
 @pytest.mark.parametrize("tie", ["tie", "untie"])
@@ -187,13 +187,15 @@ def test_tie_is_obeyed_and_untied_models_stay_untied(tmp_path, tie):
     for tied in (True, False):
         spec = tiny.spec(tied=tied)
         found = recognised(tmp_path, spec, tiny.jittered(spec), "torch")
-        plan, warnings = settle_tie(found, Plan(), tie)
+        plan, warnings = settle_tie(found, Plan(init="fold"), tie)
         assert plan.tied(spec) == (tied and tie == "tie")
         assert warnings == ()
 
 
 @pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("plan", [Plan(), Plan(bias="keep"), Plan(init="reset")], ids=["drop", "keep", "reset"])
+@pytest.mark.parametrize(
+    "plan", [Plan(init="fold"), Plan(init="fold", bias="keep"), Plan(init="reset")], ids=["drop", "keep", "reset"]
+)
 def test_a_plan_foretells_names_and_shapes(change, plan):
     spec = tiny.spec(**change)
     made = rewrite(tiny.jittered(spec), spec, plan)

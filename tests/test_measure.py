@@ -18,7 +18,7 @@ from modernize.sample import generate
 @pytest.fixture
 def pair(run, nano, tmp_path):
     new = tmp_path / "new.safetensors"
-    run("convert", nano, new)
+    run("convert", nano, new, "--init", "fold")
     return nano, new
 
 
@@ -79,8 +79,8 @@ def test_a_new_model_is_measured_past_its_context_and_an_old_one_is_not(run, pai
 
 
 def test_half_precision_is_measured(run, nano, tmp_path, data):
-    run("convert", nano, tmp_path / "a.safetensors")
-    run("convert", nano, tmp_path / "b.safetensors", "--dtype", "bfloat16")
+    run("convert", nano, tmp_path / "a.safetensors", "--init", "fold")
+    run("convert", nano, tmp_path / "b.safetensors", "--init", "fold", "--dtype", "bfloat16")
     a, b = (run("eval", tmp_path / f"{n}.safetensors", "--data", data, "--json").json["loss"] for n in "ab")
     assert a == pytest.approx(b, abs=0.05)
 
@@ -173,7 +173,7 @@ STOI = {chr(48 + i): i for i in range(61)}
 def speaking(run, tmp_path):
     old = tiny.save_nano(tmp_path / "s.pt", tiny.spec(), stoi=STOI)
     new = tmp_path / "s.safetensors"
-    run("convert", old, new)
+    run("convert", old, new, "--init", "fold")
     return old, new
 
 

@@ -28,7 +28,7 @@ def data(tmp_path):
 @pytest.fixture
 def new(run, nano, tmp_path):
     path = tmp_path / "new.safetensors"
-    assert run("convert", nano, path).code == 0
+    assert run("convert", nano, path, "--init", "fold").code == 0
     return path
 
 
@@ -367,7 +367,7 @@ def test_the_command_writes_what_it_says(run, new, nano, data, tmp_path):
 
 def test_the_dtype_of_the_file_is_kept(run, nano, data, tmp_path):
     new = tmp_path / "new.safetensors"
-    run("convert", nano, new, "--dtype", "bfloat16")
+    run("convert", nano, new, "--init", "fold", "--dtype", "bfloat16")
     assert run("finetune", new, "--data", data, "--steps", 2, "-o", tmp_path / "out.safetensors").code == 0
     assert {p.dtype for p in load(tmp_path / "out.safetensors").parameters()} == {torch.bfloat16}
 
@@ -455,7 +455,7 @@ def test_a_stop_on_a_bad_number_is_exit_five(run, tmp_path, data):
     state["h.0.mlp.up.weight"] *= 1e30
     state["h.0.mlp.down.weight"] *= 1e30
     new = tmp_path / "new.safetensors"
-    run("convert", tiny.save_nano(tmp_path / "n.pt", spec, state=state), new)
+    run("convert", tiny.save_nano(tmp_path / "n.pt", spec, state=state), new, "--init", "fold")
     result = run("finetune", new, "--data", data, "--steps", 2, "--device", "cpu")
     assert (result.code, "not a finite number" in result.err) == (5, True)
     assert not (tmp_path / "new-finetuned.safetensors").exists()

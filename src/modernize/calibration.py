@@ -4,6 +4,7 @@ The candidates are the plain rewrite, the exact moves alone, and the ways to end
 predicts held-out calibration text best, so the result is never worse there than `fold` or `reset`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from modernize.choices import Effort as EffortName
 from modernize.data import IGNORED, Corpus, Windows, windows
+from modernize.errors import BadTensors
 from modernize.loading import Model
 from modernize.measure import LOGITS_AT_ONCE, token_losses
 from modernize.model import ModernGPT, build_rope_cache
@@ -91,7 +93,7 @@ class Calibrated:
 
 
 def text_from_self(model: OldGPT, *, seed: int, progress: Progress) -> Text:
-    """Text that the model writes, in sequences of its own context. Deterministic by seed."""
+    """Text that the model writes, in sequences of its own context. Deterministic by seed. Raises BadTensors."""
     fitted, held = sequences_of(model.block_size)
     length = model.block_size
     steps = self_text(
@@ -101,7 +103,10 @@ def text_from_self(model: OldGPT, *, seed: int, progress: Progress) -> Text:
         seed=seed,
         progress=lambda done, total: progress("the old model writes", done, total),
     )
-    rows = torch.stack(list(steps), dim=1)  # (N, T + 1)
+    try:
+        rows = torch.stack(list(steps), dim=1)  # (N, T + 1)
+    except FloatingPointError as error:
+        raise no_prediction() from error
     return _text(rows[:, :-1], rows[:, 1:], fitted, next(model.parameters()).device)
 
 
@@ -178,13 +183,15 @@ def calibrate(
     """Make all candidates of a retrofit, and choose the best.
 
     state and old are the canonical State and the model of it, on the device of the text; plan says what becomes of
-    biases and of a tied head.
+    biases and of a tied head. Raises BadTensors for a model whose predictions are no finite numbers.
     """
     spec, device = old.spec, text.ids.device
     config = plan.config(spec)
     plans = {"reset": Plan(init="reset", untie=plan.untie, rope_base=plan.rope_base)}
     plans["fold"] = Plan(init="fold", bias=plan.bias, untie=plan.untie, rope_base=plan.rope_base)
     loss_old = text_loss(old, text)
+    if not math.isfinite(loss_old):
+        raise no_prediction()
     losses = {name: text_loss(_model(rewrite(state, spec, each), device), text) for name, each in plans.items()}
     tables = build_rope_cache(text.ids.shape[1], spec.head_dim, plan.rope_base, device)
     work = Work(spec=spec, text=text, tables=tables, effort=EFFORTS[effort], kept=config.biases, seed=seed)
@@ -196,11 +203,12 @@ def calibrate(
     )
     best = Rewritten(state={name: made.state[name] for name in config.shapes()}, config=config)
     new = text_loss(_model(best, device), text)
+    new = new if math.isfinite(new) else math.inf
     candidates = [Candidate(name=name, loss=loss) for name, loss in losses.items()]
     candidates += [Candidate(name=f"retrofit, {name}", loss=loss) for name, loss in made.endings]
     chosen, follows = min(candidates[2:], key=lambda c: c.loss).name, plan
     for name, loss in losses.items():
-        if not new <= loss:
+        if loss < new:
             best, new, chosen, follows = rewrite(state, spec, plans[name]), loss, name, plans[name]
     return Calibrated(
         made=best,
@@ -218,6 +226,14 @@ def calibrate(
             candidates=tuple(candidates),
             blocks=made.blocks,
         ),
+    )
+
+
+def no_prediction() -> BadTensors:
+    """The error for a model that predicts nothing that could be followed."""
+    return BadTensors(
+        "the old model's predictions are not finite numbers in float32, so there is nothing to calibrate by",
+        hint="check it with modernize eval; --init fold and reset need no predictions",
     )
 
 

@@ -117,7 +117,8 @@ def convert(
     before = found.state()
     calibration = None
     if init == "retrofit":
-        model = old_model(found.spec, before, device_for_fits(device))
+        narrow = cast(before, torch.float32, origin=lambda name: _origin(name, found))
+        model = old_model(found.spec, narrow, device_for_fits(device))
         text = _text(
             calibrate,
             found=found,

@@ -43,6 +43,8 @@ def self_text(
 
     Every sequence begins with a token that the model itself wrote, after a few of chance, so that the first ones are as
     frequent as in its text; at most `block_size` positions are used, so `length` may be one more than that.
+
+    Raises FloatingPointError for logits that are no finite numbers.
     """
     random = torch.Generator(device="cpu").manual_seed(seed)
     device = next(model.parameters()).device
@@ -56,6 +58,8 @@ def self_text(
                     progress(step + 1, length)
                 if step + 1 < count:
                     logits = model(ids[:, None].to(device), caches)[:, -1].float().cpu()  # (sequences, vocab)
+                    if not torch.isfinite(logits).all():
+                        raise FloatingPointError("the model's logits are not finite")
                     ids = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0]
 
 
