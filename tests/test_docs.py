@@ -70,7 +70,7 @@ def test_the_whole_way_runs_and_wins_the_loss_back(story):
     assert list(story) == ["inspect", "convert", "finetune", "compare", "sample"]
     loss = story["finetune"]["loss"]
     assert loss["old"] < loss["best"] < loss["before"]
-    assert story["finetune"]["recovery"] > 0.75
+    assert loss["best"] - loss["old"] < 0.05
     assert story["compare"]["loss"]["new"] == pytest.approx(loss["best"], abs=1e-4)
     assert story["sample"].startswith("The with statement")
 
