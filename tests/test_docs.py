@@ -80,8 +80,9 @@ def test_the_first_row_of_results_is_what_comes_out(story):
     row = next(line for line in README.splitlines() if line.startswith("| `examples/pydoc-gpt.pt` | 100 |"))
     old, converted, tuned = (float(cell) for cell in row.split("|")[3:6])
     loss = story["finetune"]["loss"]
-    assert (loss["old"], loss["before"]) == (pytest.approx(old, abs=1e-3), pytest.approx(converted, abs=1e-3))
-    assert loss["best"] == pytest.approx(tuned, abs=0.03)  # sums differ a little between processors
+    assert loss["old"] == pytest.approx(old, abs=1e-3)
+    # both are fitted, and sums differ a little between processors
+    assert (loss["before"], loss["best"]) == (pytest.approx(converted, abs=0.03), pytest.approx(tuned, abs=0.03))
 
 
 @pytest.mark.skipif(not SAME_PYDOC, reason="pydoc differs between Python versions")
