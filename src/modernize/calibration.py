@@ -195,12 +195,17 @@ def calibrate(
     losses = {name: text_loss(_model(rewrite(state, spec, each), device), text) for name, each in plans.items()}
     tables = build_rope_cache(text.ids.shape[1], spec.head_dim, plan.rope_base, device)
     work = Work(spec=spec, text=text, tables=tables, effort=EFFORTS[effort], kept=config.biases, seed=seed)
-    made = retrofit(
-        folded(state, spec, plan),
-        work,
-        tied=config.tied,
-        progress=lambda done, total: progress("fitting blocks", done, total),
-    )
+    try:
+        made = retrofit(
+            folded(state, spec, plan),
+            work,
+            tied=config.tied,
+            progress=lambda done, total: progress("fitting blocks", done, total),
+        )
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise BadTensors(
+            f"the blocks of the old model cannot be fitted: {error}", hint="--init fold moves what can be moved exactly"
+        ) from error
     best = Rewritten(state={name: made.state[name] for name in config.shapes()}, config=config)
     new = text_loss(_model(best, device), text)
     new = new if math.isfinite(new) else math.inf

@@ -123,8 +123,9 @@ def _held_divergence(seen: local.Heads, block: State, z: Tensor, work: Work) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Absorption:
-    """The direction w of inputs z, and how nearly wᵀz is one on held-out text (R²)."""
+    """The second moment of inputs z, their direction w, and how nearly wᵀz is one on held-out text (R²)."""
 
+    moment: Tensor
     direction: Tensor
     share: float
     kept: tuple[str, ...]
@@ -133,8 +134,11 @@ class Absorption:
     def of(cls, z: Tensor, work: Work) -> "Absorption":
         """For inputs z (N, T, in)."""
         rows = work.known_rows(z)
-        direction = direction_of_one(moment(rows), rows.double().mean(0))
-        return cls(direction=direction, share=share_absorbed(work.held_rows(z), direction), kept=work.kept)
+        within = moment(rows)
+        direction = direction_of_one(within, rows.double().mean(0))
+        return cls(
+            moment=within, direction=direction, share=share_absorbed(work.held_rows(z), direction), kept=work.kept
+        )
 
     def into(self, block: State, parts: tuple[str, ...]) -> tuple[State, dict[str, float]]:
         """Biases of these parts, which all read z, go into their weights, and what share of each.
@@ -158,11 +162,12 @@ def _writer(old: State, part: str, z: Tensor, streams: Streams, work: Work) -> t
     z (N, T, in) are its inputs; it should bring the new stream from where it is to where the old one is after it.
     """
     own = {name: tensor for name, tensor in old.items() if name.split(".")[0] == part}
-    plain, absorbed = Absorption.of(z, work).into(own, (part,))
+    absorption = Absorption.of(z, work)
+    plain, absorbed = absorption.into(own, (part,))
     rows, out = work.known_rows(z), streams.new + blocks.linear(plain, part, z)
     target = within_reach(streams.old, out, work.text.known)
     cross = (work.known_rows(target - out).T @ rows).double() / max(len(rows), 1)
-    better = refit(plain[f"{part}.weight"].double(), moment(rows), cross, REFIT_RIDGE).to(z.dtype)
+    better = refit(plain[f"{part}.weight"].double(), absorption.moment, cross, REFIT_RIDGE).to(z.dtype)
     refitted = plain | {f"{part}.weight": better}
     held = work.held()
     errors = [

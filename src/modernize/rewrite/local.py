@@ -1,4 +1,4 @@
-"""Local fits: a few Adam steps on one part of one block, against what the old block does there .
+"""Local fits: a few Adam steps on one part of one block, against what the old block does there.
 
 Nothing flows backward through more than that part, so memory and time are those of one block.
 """

@@ -3,6 +3,7 @@
 Endings are tried from plain to fitted, and each one says its loss.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -85,14 +86,15 @@ def _judged(name: str, mlp: State, head: Head, streams: Streams, work: Work, *, 
 
 
 def held_loss(head: Head, x: Tensor, work: Work) -> float:
-    """Mean cross-entropy of a head on final states x (N, T, d) of held-out text."""
+    """Mean cross-entropy of a head on final states x (N, T, d) of held-out text; infinite where it is no number."""
     total, count = 0.0, 0
     for n in work.some_at_once(work.held(), most=sequences_at_once(x, head)):
         known = work.text.known[n]
         logits = head.logits(x[n][known], work.spec.norm_eps)  # (places, vocab)
         total += float(F.cross_entropy(logits, work.text.targets[n][known], reduction="sum"))
         count += int(known.sum())
-    return total / max(count, 1)
+    loss = total / max(count, 1)
+    return loss if math.isfinite(loss) else math.inf
 
 
 def sequences_at_once(x: Tensor, head: Head) -> int:
