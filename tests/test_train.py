@@ -16,7 +16,7 @@ from modernize.errors import BadData, TrainingStopped, UsageError
 from modernize.events import Finished, Notice, Settings, Started, Stepped, Validated
 from modernize.loading import load
 from modernize.measure import token_losses
-from modernize.optim import build_optimizers
+from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr
 from modernize.train import default_batch_size, finetune, schedule, windows_at_once
 
 
@@ -309,6 +309,18 @@ def test_who_learns_and_who_teaches(new, nano, data):
         finetune(load(nano), data)
     with pytest.raises(UsageError, match="an old one teaches"):
         finetune(load(new), data, teacher=load(new))
+
+
+@pytest.mark.parametrize("name", ["auto", "muon", "adamw"])
+def test_a_model_near_the_old_one_takes_small_steps(name):
+    assert default_lr(name, loss=1.7, old=1.6) == default_lr(name, loss=3.4, old=None) == NEAR_LR[name]
+    assert default_lr(name, loss=3.4, old=1.6) == FAR_LR[name] > NEAR_LR[name]
+
+
+def test_the_learning_rate_is_chosen_by_the_losses_before_the_first_step(new, nano, data):
+    started = events_of(new, data, teacher=load(nano), steps=1)[0]
+    assert started.lr == default_lr("auto", loss=started.before, old=started.old)
+    assert events_of(new, data, teacher=load(nano), steps=1, lr=1e-5)[0].lr == 1e-5
 
 
 @pytest.mark.parametrize("wrong", [{"optimizer": "sgd"}, {"device": "tpu"}, {"dtype": "fp16"}])

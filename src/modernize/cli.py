@@ -163,7 +163,7 @@ def finetune(
     block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens a window.")] = None,
     grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches an update.")] = 1,
     lr: Annotated[
-        float | None, typer.Option("--lr", min=1e-12, max=10, help="Peak; by default 4e-3, with adamw alone 2e-3.")
+        float | None, typer.Option("--lr", min=1e-12, max=10, help="Peak; by default from how far the loss is off.")
     ] = None,
     optimizer: Annotated[
         OptimizerName, typer.Option("--optimizer", help="auto: Muon for matrices, AdamW for the rest.")

@@ -59,6 +59,7 @@ class Started:
     steps: int
     before: float
     old: float | None
+    lr: float
     batch_size: int
     block_size: int
     device: str

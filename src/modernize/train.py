@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from modernize.data import IGNORED, Corpus
 from modernize.devices import (
@@ -32,7 +33,7 @@ from modernize.loading import Model
 from modernize.measure import Evaluation, Progress, corpus_for, divergence, mean_loss, silent
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
-from modernize.optim import DEFAULT_LR, build_optimizers
+from modernize.optim import build_optimizers, default_lr
 from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
@@ -128,8 +129,8 @@ class _Run:
         self.forward: Callable[[Tensor], Tensor] = self.model
         if should_compile(settings.compile, self.device):
             self.forward = torch.compile(self.model)
-        self.lr = settings.lr or DEFAULT_LR[settings.optimizer]
-        self.optimizers = build_optimizers(self.model, settings.optimizer, self.lr, self.device)
+        self.lr = settings.lr
+        self.optimizers: list[Optimizer] = []
         self.scaler = gradient_scaler(self.device, self.precision)
         self.random = np.random.default_rng(settings.seed)
         self.tokens, self.seconds = 0, 0.0
@@ -146,10 +147,13 @@ class _Run:
         first = self._validate(self.model)
         before, old = first.loss, self._validate(self.teacher).loss if self.teacher else None
         self._keep_if_best(before)
+        self.lr = settings.lr or default_lr(settings.optimizer, loss=before, old=old)
+        self.optimizers = build_optimizers(self.model, settings.optimizer, self.lr, self.device)
         yield Started(
             steps=settings.steps,
             before=before,
             old=old,
+            lr=self.lr,
             batch_size=self.batch,
             block_size=self.train.context,
             device=self.device.type,
