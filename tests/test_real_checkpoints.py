@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import modernize
+from modernize.calibration import text_from_self, text_loss
 from modernize.facts import Facts
 from modernize.measure import evaluate
 from modernize.sample import generate
@@ -94,3 +95,22 @@ def test_what_no_key_says_is_asked_for(run, checkpoints, folder):
     assert result.code == 3
     assert "--n-head" in result.err
     assert "--activation gelu|gelu_tanh" in result.err
+
+
+@pytest.mark.parametrize(("folder", "file", "facts"), ALL, ids=[row[0] for row in ALL])
+def test_retrofit_is_never_worse_on_held_out_text(run, checkpoints, tmp_path, folder, file, facts):
+    """Judged here by the files that were written, on the text that the same seed gives."""
+    old = checkpoints / folder / file
+    said = Facts(**facts)
+    text = text_from_self(modernize.load(old, facts=said).float(), seed=0, progress=lambda *_: None)
+    losses = {}
+    for init in ("retrofit", "fold", "reset"):
+        new = tmp_path / f"{init}.safetensors"
+        result = run("convert", old, new, "--init", init, "--json", *options(facts))
+        assert result.code == 0, result.err
+        losses[init] = text_loss(modernize.load(new).float(), text)
+        if init == "retrofit":
+            report = result.json["calibration"]
+    assert losses["retrofit"] <= min(losses["fold"], losses["reset"])
+    assert losses["retrofit"] == pytest.approx(report["loss_new"], abs=1e-3)
+    assert losses["retrofit"] <= min(c["loss"] for c in report["candidates"]) + 1e-3

@@ -9,17 +9,28 @@ import torch
 from torch import Tensor
 
 import modernize
-from modernize.calibration import calibrate, old_model, text_from_data, text_from_self, text_loss, unseen
+from modernize.calibration import (
+    EFFORTS,
+    calibrate,
+    old_loss,
+    old_model,
+    text_from_data,
+    text_from_self,
+    text_loss,
+    unseen,
+)
 from modernize.data import Corpus
 from modernize.errors import BadTensors
 from modernize.model import apply_rope
 from modernize.rewrite import block as blocks
+from modernize.rewrite import local
 from modernize.rewrite.absorb import absorb, direction_of_one, share_absorbed, stream_shift
 from modernize.rewrite.basis import turn_basis
+from modernize.rewrite.local import Heads
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.positions import fit_pairs, normal_equations, pair_biases, sum_by_distance
 from modernize.rewrite.refit import refit, within_reach
-from modernize.rewrite.work import moment
+from modernize.rewrite.work import Text, Work, moment
 
 CPU = torch.device("cpu")
 
@@ -136,6 +147,39 @@ def test_what_depends_on_the_position_alone_is_out_of_reach():
     torch.testing.assert_close(target, present + content + position.mean(1, keepdim=True), rtol=0, atol=1e-12)
 
 
+def test_divergence_of_attention_over_some_of_the_queries(monkeypatch):
+    """Against a KL that is written out, with the queries that long sequences are thinned to."""
+    spec, length = tiny.spec(n_layer=1), 16
+    block = {
+        f"{part}.{kind}": noise(spec.n_embd, *shape, seed=i)
+        for i, part in enumerate("qk")
+        for kind, shape in (("weight", [spec.n_embd]), ("bias", []))
+    }
+    z, seen = (
+        noise(4, length, spec.n_embd, seed=2),
+        Heads(**{part: noise(4, spec.n_head, length, spec.head_dim, seed=3 + i) for i, part in enumerate("qk")}),
+    )
+    ids = torch.zeros((4, length), dtype=torch.int64)
+    text = Text(ids=ids, targets=ids, known=noise(4, length, seed=5) > 0, fitted=3)
+    effort = EFFORTS["quick"]
+    work = Work(spec=spec, text=text, tables=tables(length, spec.head_dim), effort=effort, kept=(), seed=0)
+    numbers = torch.tensor([1, 2])
+    q, k = (blocks.heads(block, part, z, spec.n_head, work.tables) for part in "qk")
+    for most, queries in ((16, range(16)), (4, range(3, 16, 4))):
+        monkeypatch.setattr(local, "MOST_QUERIES", most)
+        wanted, count = torch.zeros(spec.n_head, dtype=torch.float64), 0
+        for n in numbers:
+            for t in queries:
+                if text.known[n, t]:
+                    old, new = (
+                        (a[n, :, t, None] @ b[n, :, : t + 1].mT)[:, 0].div(math.sqrt(spec.head_dim)).softmax(-1)
+                        for a, b in ((seen.q, seen.k), (q, k))
+                    )
+                    wanted, count = wanted + (old * (old / new).log()).sum(-1), count + 1
+        found = local.attention_divergence(seen, block, z, numbers, work)
+        torch.testing.assert_close(found, wanted / count, rtol=0, atol=1e-10)
+
+
 # ------------------------------------------------------------------------------------------ the whole
 
 VARIANTS = {
@@ -156,7 +200,7 @@ def test_never_worse_than_fold_or_reset_on_held_out_text(change, bias):
     text = text_from_self(model, seed=0, progress=unseen)
     before = {name: tensor.clone() for name, tensor in state.items()}
     plan = Plan(bias=bias)
-    found = calibrate(state, model, plan, text, source="self", effort="quick", seed=0)
+    found = calibrate(state, model, plan, text, source="self", effort="quick", seed=0, loss_old=old_loss(model, text))
     report = found.calibration
     assert all(torch.equal(state[name], before[name]) for name in before)
     assert report.loss_new <= min(report.loss_fold, report.loss_reset)

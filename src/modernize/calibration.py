@@ -178,20 +178,18 @@ def calibrate(
     source: str,
     effort: EffortName,
     seed: int,
+    loss_old: float,
     progress: Progress = unseen,
 ) -> Calibrated:
     """Make all candidates of a retrofit, and choose the best.
 
     state and old are the canonical State and the model of it, on the device of the text; plan says what becomes of
-    biases and of a tied head. Raises BadTensors for a model whose predictions are no finite numbers.
+    biases and of a tied head; loss_old is what `old_loss` gives. Raises BadTensors for fits that cannot be solved.
     """
     spec, device = old.spec, text.ids.device
     config = plan.config(spec)
     plans = {"reset": Plan(init="reset", untie=plan.untie, rope_base=plan.rope_base)}
     plans["fold"] = Plan(init="fold", bias=plan.bias, untie=plan.untie, rope_base=plan.rope_base)
-    loss_old = text_loss(old, text)
-    if not math.isfinite(loss_old):
-        raise no_prediction()
     losses = {name: text_loss(_model(rewrite(state, spec, each), device), text) for name, each in plans.items()}
     tables = build_rope_cache(text.ids.shape[1], spec.head_dim, plan.rope_base, device)
     work = Work(spec=spec, text=text, tables=tables, effort=EFFORTS[effort], kept=config.biases, seed=seed)
@@ -234,6 +232,14 @@ def calibrate(
     )
 
 
+def old_loss(old: OldGPT, text: Text) -> float:
+    """The old model's `text_loss`. Raises BadTensors where that is no finite number."""
+    loss = text_loss(old, text)
+    if not math.isfinite(loss):
+        raise no_prediction()
+    return loss
+
+
 def no_prediction() -> BadTensors:
     """The error for a model that predicts nothing that could be followed."""
     return BadTensors(
@@ -242,13 +248,12 @@ def no_prediction() -> BadTensors:
     )
 
 
-def tie_harm(state: State, old: OldGPT, text: Text) -> float:
+def tie_harm(state: State, spec: GPTSpec, text: Text, *, loss_old: float) -> float:
     """What a head that stays tied costs by the exact moves alone, in nats on held-out text; see `fold.centre`."""
-    spec = old.spec
     tied = folded(state, spec, Plan(init="fold"))
     biases = tuple(part for part in LINEARS if any(name.endswith(f"{part}.bias") for name in tied))
     plain = replace(spec, biases=biases, attn_scale="head")
-    return text_loss(old_model(plain, tied, text.ids.device), text) - text_loss(old, text)
+    return text_loss(old_model(plain, tied, text.ids.device), text) - loss_old
 
 
 def _model(made: Rewritten, device: torch.device) -> ModernGPT:

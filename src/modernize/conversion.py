@@ -11,6 +11,7 @@ from modernize.calibration import (
     SELF,
     Calibration,
     Progress,
+    old_loss,
     old_model,
     text_from_data,
     text_from_self,
@@ -128,10 +129,21 @@ def convert(
             seed=seed,
             progress=progress,
         )
-        plan, tied = settle_tie(found, wished, tie, measured=lambda: tie_harm(before, model, text))
+        loss_old = old_loss(model, text)
+        plan, tied = settle_tie(
+            found, wished, tie, measured=lambda: tie_harm(before, found.spec, text, loss_old=loss_old)
+        )
         source = calibrate if isinstance(calibrate, str) else getattr(calibrate, "name", str(calibrate))
         calibrated = run_calibration(
-            before, model, plan, text, source=source, effort=effort, seed=seed, progress=progress
+            before,
+            model,
+            plan,
+            text,
+            source=source,
+            effort=effort,
+            seed=seed,
+            loss_old=loss_old,
+            progress=progress,
         )
         made, plan, calibration = calibrated.made, calibrated.plan, calibrated.calibration
     else:

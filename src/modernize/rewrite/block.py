@@ -17,6 +17,7 @@ from modernize.model import apply_rope
 from modernize.spec import GPTSpec, State
 
 Tables: TypeAlias = tuple[Tensor, Tensor]  # cos, sin, each (T, head_dim/2)
+EVERY = slice(None)
 PARTS = {"q": "attn.q", "k": "attn.k", "v": "attn.v", "o": "attn.o", "up": "mlp.up", "down": "mlp.down"}
 
 
@@ -56,21 +57,23 @@ def heads(block: State, part: str, z: Tensor, n_head: int, tables: Tables | None
     return apply_rope(split, *tables) if tables and part in "qk" else split
 
 
-def log_attention(q: Tensor, k: Tensor) -> Tensor:
-    """Log-probabilities (B, n_head, T, T) of causal attention, −∞ after the query; q, k (B, n_head, T, head_dim)."""
-    return masked(scores(q, k)).log_softmax(-1)
+def log_attention(q: Tensor, k: Tensor, queries: slice = EVERY) -> Tensor:
+    """Log-probabilities (B, n_head, Q, T) of causal attention, −∞ after the query; q, k (B, n_head, T, head_dim).
+
+    Q of the T queries are looked at, by default all.
+    """
+    return masked(scores(q[:, :, queries], k), queries).log_softmax(-1)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """`q kᵀ / √head_dim`, (B, n_head, T, T), also after the query."""
+    """`q kᵀ / √head_dim`, (B, n_head, Q, T), also after the query."""
     return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
 
 
-def masked(all_scores: Tensor) -> Tensor:
-    """Scores with −∞ after the query."""
-    length = all_scores.shape[-1]
-    after = torch.ones(length, length, dtype=torch.bool, device=all_scores.device).triu(1)
-    return all_scores.masked_fill(after, -torch.inf)
+def masked(all_scores: Tensor, queries: slice = EVERY) -> Tensor:
+    """Scores (…, Q, T) with −∞ after the query."""
+    places = torch.arange(all_scores.shape[-1], device=all_scores.device)
+    return all_scores.masked_fill(places > places[queries, None], -torch.inf)
 
 
 def mixture(block: State, z: Tensor, n_head: int, tables: Tables | None = None) -> Tensor:
