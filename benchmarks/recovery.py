@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -283,6 +284,11 @@ def machine() -> str:
     )
 
 
+def as_row(measured: Measured) -> dict[str, Any]:
+    """A line of the results."""
+    return {**asdict(measured), "machine": machine()}
+
+
 def main() -> None:
     """Measure what is missing, and write the page."""
     parser = argparse.ArgumentParser(description="Measure how fast each conversion comes back to the old loss.")
@@ -309,7 +315,7 @@ def main() -> None:
         bench = Bench(subject, given.work)
         for way, seed in missing:
             for measured in bench.run(way, seed):
-                row = {**asdict(measured), "machine": machine()}
+                row = as_row(measured)
                 print(json.dumps(row), flush=True)
                 with given.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")

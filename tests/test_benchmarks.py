@@ -1,0 +1,49 @@
+"""The benchmarks run, and their pages follow what was measured."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import tiny
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def recovery(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(FOLDER)
+    module = importlib.import_module("recovery")
+    monkeypatch.setattr(module, "HORIZONS", (2, 1))
+    monkeypatch.setattr(module, "STEPS", (0, 1, 2))
+    page = importlib.import_module("recovery_page")
+    monkeypatch.setattr(page, "LONG", 2)
+    monkeypatch.setattr(page, "SHORT", 1)
+    return module
+
+
+def test_recovery_measures_every_way_and_writes_its_page(recovery, nano, tmp_path):
+    data = tiny.write_bin(tmp_path / "data", tiny.spec())
+    subject = recovery.Subject(name="tiny", title="a tiny model", checkpoint=nano, data=str(data))
+    bench = recovery.Bench(subject, tmp_path)
+    rows = [recovery.as_row(measured) for way in recovery.WAYS for measured in bench.run(way, 0)]
+    assert [(row["way"], row["horizon"]) for row in rows] == [(way, h) for way in recovery.WAYS for h in (2, 1)]
+    for row in rows:
+        steps = [*range(row["horizon"] + 1)]
+        assert [*row["losses"]] == [*row["seconds"]] == [*row["passes"]] == steps
+        assert all(math.isfinite(loss) for loss in row["losses"].values())
+        assert (row["conversion_passes"] > 0) == (row["own_text"] > 0) == (row["way"] == "retrofit")
+        assert 0 < row["data_tokens"][1] <= bench.batch * bench.spec.block_size
+    old = [row for row in rows if row["way"] == "old"]
+    assert all(row["losses"][0] == row["old"] for row in old)
+    results = tmp_path / "recovery.json"
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recovery.render(results, {"tiny": "a tiny model", "absent": "another"})
+    page = (tmp_path / "recovery.md").read_text()
+    assert "## a tiny model" in page
+    assert "another" not in page
+    assert f"Old model: {rows[0]['old']:.3f}." in page
+    assert f"{rows[0]['losses'][2]:.3f}" in page
+    assert (tmp_path / "recovery.png").read_bytes().startswith(b"\x89PNG")
