@@ -22,7 +22,7 @@ ORDER = (
     ("rewrite",),
     ("loading", "inspection", "tokenizer"),
     ("data", "devices"),
-    ("measure", "optim"),
+    ("measure", "optim", "objective"),
     ("train", "sample"),
     ("calibration",),
     ("write", "plot"),

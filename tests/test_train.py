@@ -17,7 +17,7 @@ from modernize.events import Finished, Notice, Settings, Started, Stepped, Valid
 from modernize.loading import load
 from modernize.measure import token_losses
 from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr
-from modernize.train import default_batch_size, finetune, schedule, windows_at_once
+from modernize.train import default_batch_size, finetune, schedule
 
 
 @pytest.fixture
@@ -253,27 +253,6 @@ def test_the_schedule_rises_and_falls():
 @pytest.mark.parametrize(("block", "batch"), [(6, 341), (128, 16), (256, 8), (1024, 8)])
 def test_the_default_batch_is_about_two_thousand_tokens(block, batch):
     assert default_batch_size(block) == batch
-
-
-@pytest.mark.parametrize(
-    ("batch", "context", "vocab", "parts"),
-    [(16, 128, 65, 16), (8, 1024, 50257, 4), (7, 1024, 50257, 1), (1, 4096, 250_000, 1)],
-)
-def test_logits_of_a_large_vocabulary_are_not_made_all_at_once(batch, context, vocab, parts):
-    assert windows_at_once(batch, context, vocab) == parts
-
-
-def test_a_batch_in_parts_is_the_same_batch(new, data, monkeypatch):
-    def gradient():
-        model = load(new)
-        end = list(finetune(model, data, steps=1, batch_size=8, device="cpu", seed=1, lr=1e-9))[-1]
-        return model.wte.weight.grad, end.tokens
-
-    whole = gradient()
-    monkeypatch.setattr("modernize.train.MOST_LOGITS", 2 * 16 * 61)
-    parts = gradient()
-    assert whole[1] == parts[1] == 8 * 16
-    torch.testing.assert_close(whole[0], parts[0], rtol=0, atol=1e-6 * whole[0].abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["auto", "muon", "adamw"])

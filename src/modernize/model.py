@@ -151,11 +151,16 @@ class ModernGPT(nn.Module):
         cos, sin = self._tables
         return cos[:seq_len], sin[:seq_len]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(B, T) -> (B, T, vocab_size)."""
+    def states(self, ids: Tensor) -> Tensor:
+        """What the head reads: (B, T) -> (B, T, n_embd)."""
         cos, sin = self.rope(ids.shape[1], ids.device)
         x = self.wte(ids)  # (B, T, n_embd)
         for block in self.h:
             x = block(x, cos, sin)
-        logits: Tensor = self.head(self.norm_f(x))  # (B, T, vocab_size)
+        final: Tensor = self.norm_f(x)  # (B, T, n_embd)
+        return final
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, vocab_size)."""
+        logits: Tensor = self.head(self.states(ids))  # (B, T, vocab_size)
         return logits

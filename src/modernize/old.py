@@ -90,8 +90,10 @@ class OldGPT(nn.Module):
         """Empty caches, one a layer, with room for `length` tokens."""
         return [Cache(length) for _ in self.h]
 
-    def forward(self, ids: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
-        """(B, T) -> (B, T, vocab_size). With caches, ids are those that follow: all at first, then one at a time.
+    def states(self, ids: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+        """What the head reads: (B, T) -> (B, T, n_embd).
+
+        With caches, ids are those that follow: all at first, then one at a time.
 
         Raises UsageError for more tokens than there are positions.
         """
@@ -105,5 +107,10 @@ class OldGPT(nn.Module):
         x = self.wte(ids) + self.wpe.weight[start:end]  # (B, T, n_embd)
         for block, cache in itertools.zip_longest(self.h, caches):
             x = block(x, cache)
-        logits: Tensor = self.head(self.ln_f(x))  # (B, T, vocab_size)
+        final: Tensor = self.ln_f(x)  # (B, T, n_embd)
+        return final
+
+    def forward(self, ids: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+        """(B, T) -> (B, T, vocab_size); see `states`."""
+        logits: Tensor = self.head(self.states(ids, caches))  # (B, T, vocab_size)
         return logits

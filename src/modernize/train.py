@@ -2,20 +2,16 @@
 
 `finetune` is a generator of events; the bar, the log, the plot and the tests all live on them. When it is done the
 model holds the weights of the best validation.
-
-    loss = (1 − w) · cross-entropy + w · KL(teacher ‖ model)       with a teacher, w = `distill`
 """
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from modernize.data import IGNORED, Corpus
@@ -30,15 +26,15 @@ from modernize.devices import (
 from modernize.errors import BadData, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started, Stepped, Validated
 from modernize.loading import Model
-from modernize.measure import Evaluation, Progress, corpus_for, divergence, mean_loss, silent
+from modernize.measure import Evaluation, Progress, corpus_for, mean_loss, silent
 from modernize.model import ModernGPT
+from modernize.objective import Objective
 from modernize.old import OldGPT
 from modernize.optim import build_optimizers, default_lr
 from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
 FEWEST_WINDOWS = 8
-MOST_LOGITS = 1 << 28  # numbers at once, 1 GiB in float32; a larger batch is gone through in parts
 
 
 def finetune(
@@ -84,12 +80,6 @@ def default_batch_size(block_size: int) -> int:
     return max(FEWEST_WINDOWS, TOKENS_A_STEP // block_size)
 
 
-def windows_at_once(batch: int, context: int, vocab_size: int) -> int:
-    """The most windows that divide a batch evenly and whose logits are not too many; at least one."""
-    fits = max(1, MOST_LOGITS // (context * vocab_size))
-    return max(size for size in range(1, batch + 1) if batch % size == 0 and (size <= fits or size == 1))
-
-
 def schedule(step: int, steps: int, warmup: int) -> float:
     """Factor of the learning rate at a step, from 0: a linear rise over `warmup` steps, then a linear fall to zero."""
     if step < warmup:
@@ -122,13 +112,12 @@ class _Run:
         self.model = model.to(device=self.device, dtype=torch.float32)
         self.teacher = teacher.to(self.device, torch.float32) if teacher is not None else None
         self.batch = settings.batch_size or default_batch_size(block)
-        self.at_once = windows_at_once(self.batch, block, model.vocab_size)
         self.warmup = settings.warmup or max(1, settings.steps // 20)
         self.eval_every = settings.eval_every or max(1, settings.steps // 4)
         self.limit = max(1, settings.val_tokens // model.block_size)
-        self.forward: Callable[[Tensor], Tensor] = self.model
+        self.objective = Objective(self.model, self.teacher, settings.distill, self.precision)
         if should_compile(settings.compile, self.device):
-            self.forward = torch.compile(self.model)
+            self.objective.trunk = torch.compile(self.model.states)
         self.lr = settings.lr
         self.optimizers: list[Optimizer] = []
         self.scaler = gradient_scaler(self.device, self.precision)
@@ -185,16 +174,16 @@ class _Run:
 
     def _first_call(self, step: int) -> Iterator[Notice]:
         """Compile at the first step, with a batch of the real size, and go on without where that fails."""
-        if step or self.forward is self.model:
+        if step or self.objective.trunk == self.model.states:
             return
         self.model.rope(self.train.context, self.device)  # made beforehand, so that the graph only reads the tables
-        ids = torch.zeros((self.at_once, self.train.context), dtype=torch.int64, device=self.device)
+        ids = torch.zeros((self.batch, self.train.context), dtype=torch.int64, device=self.device)
         try:
-            self._losses(ids, ids).sum().backward()  # type: ignore[no-untyped-call]
+            self.objective(ids, ids).backward()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the compiler raises, training works without it
-            self.forward = self.model
+            self.objective.trunk = self.model.states
             text = (str(error).splitlines() or [""])[0]
             yield Notice(
                 text=f"torch.compile failed ({type(error).__name__}: {text[:120]}); training goes on without it"
@@ -212,19 +201,19 @@ class _Run:
         batches = [self.train.draw(self.random, self.batch) for _ in range(self.settings.grad_accum)]
         # of the whole step, so that batches with much and with little padding weigh what they hold
         predicted = sum(int((targets != IGNORED).sum()) for _, targets in batches)
-        total = 0.0
-        for batch, start in itertools.product(batches, range(0, self.batch, self.at_once)):
-            part = (torch.from_numpy(ids[start : start + self.at_once]) for ids in batch)
-            x, y = (transfer(ids, self.device) for ids in part)  # (at_once, T)
-            loss = self._losses(x, y).sum() / max(predicted, 1)
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        self._update(step, total)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            x, y = (transfer(torch.from_numpy(ids), self.device) for ids in batch)  # (B, T)
+            loss = self.objective(x, y) / max(predicted, 1)
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        mean = total.item()  # the one place where the device is waited for
+        self._update(step, mean)
         self.tokens += predicted
         self.seconds += time.perf_counter() - began
         return Stepped(
             step=step + 1,
-            loss=total,
+            loss=mean,
             lr=self.lr * factor,
             tokens=self.tokens,
             tokens_per_second=self.tokens / self.seconds,
@@ -245,19 +234,6 @@ class _Run:
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
         self.scaler.update()
-
-    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """The weighted loss of each place, (B · T,), zero where nothing is predicted; x and y are (B, T)."""
-        weight = self.settings.distill if self.teacher is not None else 0.0
-        with autocast(self.device, self.precision):
-            logits = self.forward(x)  # (B, T, vocab)
-        new = logits.float().log_softmax(-1)
-        losses = (1 - weight) * F.nll_loss(new.flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="none")
-        if self.teacher is not None and weight:
-            with torch.no_grad(), autocast(self.device, self.precision):
-                old = self.teacher(x).float().log_softmax(-1)  # (B, T, vocab)
-            losses = losses + weight * ((y != IGNORED) * divergence(old, new)).flatten()
-        return losses
 
     def _validate(self, model: ModernGPT | OldGPT) -> Evaluation:
         with autocast(self.device, self.precision):

@@ -1,0 +1,129 @@
+"""What a fine-tune minimises, from states and without ever holding all logits.
+
+    loss = (1 − w) · cross-entropy + w · KL(teacher ‖ model)       with a teacher, w = `distill`
+
+Its gradient by the logits is `softmax(new) − (1 − w) · one-hot(target) − w · softmax(old)`, so it is taken in the
+forward pass, some places at a time, and only gradients of the states and of the head's matrix are kept. (The idea is
+that of Hsu et al. 2024, Liger Kernel; with a teacher, its logits too come and go a part at a time.)
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from modernize.data import IGNORED
+from modernize.devices import autocast
+from modernize.model import ModernGPT
+from modernize.old import OldGPT
+
+LOGITS_AT_ONCE = {"cpu": 1 << 22}  # numbers: 16 MB in float32, which caches like
+LOGITS_AT_ONCE_ELSEWHERE = 1 << 27  # 512 MB; small products would leave a GPU idle
+
+
+class Objective(nn.Module):
+    """The model and its loss as one module, so that what wraps modules for many devices sees the whole of it.
+
+    `objective(x, y)` with x and y (B, T) gives the sum of the loss over the places that are predicted.
+    """
+
+    def __init__(self, model: ModernGPT, teacher: OldGPT | None, distill: float, precision: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.distill = distill if teacher is not None else 0.0
+        self.precision = precision
+        self._teacher = (teacher,)  # in a tuple, so that it is no submodule: it is not trained and not wrapped
+        self.trunk = model.states
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """(B, T) ids and targets -> a number in float32."""
+        (teacher,) = self._teacher
+        model, head = self.model, self.model.head
+        with autocast(x.device, self.precision):
+            states = self.trunk(x).flatten(0, 1)  # (N, n_embd)
+            old: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
+            if teacher is not None and self.distill:
+                with torch.inference_mode():
+                    old = (teacher.states(x).flatten(0, 1), teacher.head.weight, teacher.head.bias)
+            total: Tensor = SummedLoss.apply(  # type: ignore[no-untyped-call]
+                states, head.weight, head.bias, y.flatten(), *old, self.distill
+            )
+        assert model is self.model
+        return total
+
+
+class SummedLoss(torch.autograd.Function):
+    """The loss summed over places, of states (N, d), a head (vocab, d) and (vocab,), targets (N,), those of a teacher
+    or None in their place, and the teacher's weight.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  (autograd hands arguments over by position)
+        ctx: Any,  # noqa: ANN401
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        old_states: Tensor | None,
+        old_weight: Tensor | None,
+        old_bias: Tensor | None,
+        distill: float,
+    ) -> Tensor:
+        """The sum, in float32 or the states' dtype where that is wider; gradients are kept for `backward`."""
+        narrow = _product_dtype(states)
+        ctx.dtypes = states.dtype, weight.dtype
+        wide = torch.float64 if states.dtype == torch.float64 else torch.float32
+        states, weight = states.to(narrow), weight.to(narrow)
+        bias = None if bias is None else bias.to(wide)
+        total = states.new_zeros((), dtype=wide)
+        by_states = torch.empty_like(states)
+        by_weight = torch.zeros_like(weight, dtype=wide)
+        by_bias = None if bias is None else torch.zeros_like(bias)
+        for rows in _parts(len(states), len(weight), states.device):
+            known = targets[rows] != IGNORED  # (n,)
+            wanted = targets[rows].clamp(min=0)[:, None]
+            log_new = _log_probabilities(states[rows], weight, bias, wide)  # (n, vocab)
+            total -= (1 - distill) * (log_new.gather(1, wanted)[:, 0] * known).sum()
+            by_logits = log_new.exp()
+            if old_states is not None and old_weight is not None:
+                old = _log_probabilities(old_states[rows].to(narrow), old_weight.to(narrow), old_bias, wide)
+                likely = old.exp()
+                total += distill * (((old - log_new) * likely).sum(-1) * known).sum()
+                by_logits.sub_(likely, alpha=distill)
+            by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, distill - 1))
+            by_logits *= known[:, None]
+            if by_bias is not None:
+                by_bias += by_logits.sum(0)
+            thin = by_logits.to(narrow)
+            by_states[rows] = thin @ weight
+            by_weight += thin.T @ states[rows]
+        ctx.save_for_backward(by_states, by_weight, by_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Of states, weight and bias; the rest has none."""
+        by_states, by_weight, by_bias = ctx.saved_tensors
+        states, weight = ctx.dtypes
+        by_bias = None if by_bias is None else (by_bias * outer).to(weight)
+        return (by_states * outer).to(states), (by_weight * outer).to(weight), by_bias, *[None] * 5
+
+
+def _log_probabilities(states: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
+    logits = (states @ weight.T).to(wide)
+    return (logits if bias is None else logits + bias).log_softmax(-1)
+
+
+def _product_dtype(states: Tensor) -> torch.dtype:
+    """The dtype of matrix products: what autocast says where it is on."""
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+
+
+def _parts(places: int, vocab_size: int, device: torch.device) -> Iterator[slice]:
+    at_once = max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // vocab_size)
+    for start in range(0, places, at_once):
+        yield slice(start, start + at_once)

@@ -1,0 +1,64 @@
+"""The loss and its gradients, against the same written out with all logits at once."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from modernize import objective
+from modernize.data import IGNORED
+from modernize.objective import SummedLoss
+
+
+def noise(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def plain(states, head, bias, targets, old, distill):
+    log_new = F.linear(states, head, bias).log_softmax(-1)
+    loss = (1 - distill) * F.nll_loss(log_new, targets, ignore_index=IGNORED, reduction="sum")
+    if old[0] is not None:
+        log_old = F.linear(*old).log_softmax(-1)
+        loss = loss + distill * ((log_old.exp() * (log_old - log_new)).sum(-1) * (targets != IGNORED)).sum()
+    return loss
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 1 << 20])
+@pytest.mark.parametrize("taught", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_loss_and_gradients(monkeypatch, at_once, taught, biased):
+    monkeypatch.setattr(objective, "LOGITS_AT_ONCE", {"cpu": at_once})
+    targets = torch.tensor([3, IGNORED, 0, 10, 3, IGNORED, 7])
+    old = (noise(7, 5, seed=3), noise(11, 5, seed=4), noise(11, seed=5)) if taught else (None, None, None)
+    distill = 0.3 if taught else 0.0
+    found = []
+    for loss in (lambda *a: SummedLoss.apply(*a[:4], *a[4], a[5]), plain):
+        states, head = noise(7, 5, seed=0).requires_grad_(), noise(11, 5, seed=1).requires_grad_()
+        bias = noise(11, seed=2).requires_grad_() if biased else None
+        value = loss(states, head, bias, targets, old, distill)
+        (2.5 * value).backward()
+        found.append([value, states.grad, head.grad, *([bias.grad] if biased else [])])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_head_that_is_shared_with_the_embedding_gets_both_gradients():
+    ids, targets = torch.tensor([1, 2, 3]), torch.tensor([2, 3, 4])
+    found = []
+    for loss in (lambda *a: SummedLoss.apply(*a[:4], *a[4], a[5]), plain):
+        wte = noise(11, 5, seed=1).requires_grad_()
+        loss(wte[ids].tanh(), wte, None, targets, (None, None, None), 0.0).backward()
+        found.append(wte.grad)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_reduced_products_keep_sums_in_float32(dtype):
+    states, head = noise(64, 16, seed=0).float().requires_grad_(), noise(50, 16, seed=1).float().requires_grad_()
+    targets = torch.arange(64) % 50
+    with torch.autocast("cpu", dtype):
+        value = SummedLoss.apply(states, head, None, targets, None, None, None, 0.0)
+    assert value.dtype == torch.float32
+    value.backward()
+    wanted = plain(states.detach().double(), head.detach().double(), None, targets, (None,), 0.0)
+    assert value.item() == pytest.approx(wanted.item(), rel=1e-2)
+    assert states.grad.dtype == head.grad.dtype == torch.float32
