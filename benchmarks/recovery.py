@@ -43,9 +43,9 @@ from modernize.loading import load_whole
 from modernize.measure import mean_loss
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
-from modernize.optim import NEAR_LR, build_optimizers
+from modernize.optim import NEAR_LR, build_optimizers, schedule
 from modernize.tokenizer import find_tokenizer
-from modernize.train import default_batch_size, schedule
+from modernize.train import default_batch_size
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = Path(os.environ.get("MODERNIZE_CHECKPOINTS", ROOT.parent / "shared" / "checkpoints"))

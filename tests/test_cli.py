@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -124,23 +123,6 @@ def test_ctrl_c_is_130(run, nano, monkeypatch):
     monkeypatch.setattr("modernize.inspection.inspect", interrupted)
     result = run("inspect", nano)
     assert (result.code, "Traceback" in result.err) == (130, False)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
-def test_an_interrupted_finetune_leaves_nothing_behind(run, nano, tmp_path, number, code):
-    new = tmp_path / "new.safetensors"
-    run("convert", nano, new, "--init", "fold")
-    data = tiny.write_bin(tmp_path / "data", tiny.spec())
-    command = [sys.executable, "-m", "modernize", "finetune", str(new), "--data", str(data), "--steps", "100000"]
-    with subprocess.Popen([*command, "--eval-every", "5"], stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
-            if line.startswith("step 5:"):
-                process.send_signal(number)
-                break
-        rest = process.stderr.read()
-    assert process.returncode == code
-    assert "Traceback" not in rest
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "nano.pt", "new.safetensors"]
 
 
 def test_python_dash_m_is_the_same():

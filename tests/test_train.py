@@ -16,8 +16,8 @@ from modernize.errors import BadData, TrainingStopped, UsageError
 from modernize.events import Finished, Notice, Settings, Started, Stepped, Validated
 from modernize.loading import load
 from modernize.measure import token_losses
-from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr
-from modernize.train import default_batch_size, finetune, schedule
+from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr, schedule
+from modernize.train import default_batch_size, finetune
 
 
 @pytest.fixture

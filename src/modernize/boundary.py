@@ -64,6 +64,8 @@ def _open_streams() -> None:
 
 
 def _say(error: ModernizeError) -> None:
+    if os.environ.get("RANK", "0") != "0" and type(error) is not ModernizeError:
+        return  # of several processes the first says what all have met; a bug may be in any of them
     from modernize.console import Output
 
     Output().error(error)

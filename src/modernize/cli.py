@@ -10,7 +10,7 @@ import typer
 
 from modernize import __version__
 from modernize.boundary import run
-from modernize.choices import DeviceName, DTypeName, Effort, Init, OptimizerName, PrecisionName, Split, Weights
+from modernize.choices import DeviceName, DTypeName, Effort, Init, Split, Weights
 from modernize.options import (
     BiasOption,
     Ckpt,
@@ -28,6 +28,7 @@ from modernize.options import (
 
 if TYPE_CHECKING:
     from modernize.console import Output
+    from modernize.events import Settings
     from modernize.facts import Facts
     from modernize.loading import Loaded
 
@@ -147,67 +148,34 @@ def convert(
 
 
 @app.command(epilog="Example: modernize finetune new.safetensors --data pydoc --teacher old.pt --steps 100")
-@takes(reading=True)
+@takes(reading=True, training=True)
 def finetune(
     checkpoint: Annotated[Path, file_argument("CKPT", "A file that `modernize convert` wrote.")],
     *,
     reading: Reading,
-    steps: Annotated[int, typer.Option("--steps", min=1)] = 200,
     teacher: Annotated[
         Path | None, typer.Option("--teacher", readable=False, metavar="OLD", help="The old checkpoint, to learn from.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="By default NAME-finetuned.safetensors.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Windows a step.")] = None,
-    block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens a window.")] = None,
-    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches an update.")] = 1,
-    lr: Annotated[
-        float | None, typer.Option("--lr", min=1e-12, max=10, help="Peak; by default from how far the loss is off.")
-    ] = None,
-    optimizer: Annotated[
-        OptimizerName, typer.Option("--optimizer", help="auto: Muon for matrices, AdamW for the rest.")
-    ] = "auto",
-    distill: Annotated[
-        float, typer.Option("--distill", min=0, max=1, help="Weight of the teacher against the data.")
-    ] = 0.5,
-    warmup: Annotated[int | None, typer.Option("--warmup", min=1, help="Steps; by default a twentieth.")] = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    dtype: Annotated[PrecisionName, typer.Option("--dtype", help="Of matrix products.")] = "auto",
-    compile_: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default on CUDA.")
-    ] = None,
-    eval_every: Annotated[int | None, typer.Option("--eval-every", min=1, help="Steps between validations.")] = None,
-    val_tokens: Annotated[int, typer.Option("--val-tokens", min=1, help="Most tokens to validate on.")] = 1 << 18,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that was saved beside OUT, where there is one.")
+    ] = False,
     log: Annotated[Path | None, typer.Option("--log", metavar="FILE.jsonl", help="Every event, a line each.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Curves of the losses.")] = None,
     force: Force = False,
+    settings: "Settings",
     facts: "Facts",
     weights: Weights,
     out: "Output",
 ) -> None:
     """Train all weights for some steps, to win back the old model's loss."""
-    from modernize.events import Settings
+    from modernize.interrupts import caught
+    from modernize.parallel import join
     from modernize.show import show_finetune, watch_finetune
     from modernize.tune import Job, tune
 
-    settings = Settings(
-        steps=steps,
-        batch_size=batch_size or 0,
-        block_size=block_size or 0,
-        grad_accum=grad_accum,
-        lr=lr or 0.0,
-        optimizer=optimizer,
-        distill=distill,
-        warmup=warmup or 0,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        compile=compile_,
-        eval_every=eval_every or 0,
-        val_tokens=val_tokens,
-    )
     job = Job(
         checkpoint=checkpoint,
         data=reading.data,
@@ -220,10 +188,15 @@ def finetune(
         log=log,
         plot=plot,
         force=force,
+        resume=resume,
         settings=settings,
     )
-    report = watch_finetune(out, tune(job))
-    out.answer(report.to_json(), lambda o: show_finetune(o, report))
+    with join() as world, caught(out.note) as interrupts:
+        out.muted = not world.first
+        report = watch_finetune(out, tune(job, stop=interrupts.asked, world=world))
+        out.answer(report.to_json(), lambda o: show_finetune(o, report))
+    if interrupts.exit_code:
+        raise typer.Exit(interrupts.exit_code)
 
 
 @app.command(name="eval", epilog="Example: modernize eval new.safetensors --data pydoc --context 128 --context 512")

@@ -36,11 +36,14 @@ class Output:
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
+        self.muted = False  # where another process says it all
         self._out = _console(sys.stdout)
         self._err = _console(sys.stderr)
 
     def answer(self, plain: Mapping[str, Any], human: Callable[["Output"], None]) -> None:
         """The answer: one JSON object, or what `human` prints."""
+        if self.muted:
+            return
         if self.as_json:
             text = json.dumps(_finite({"schema": SCHEMA, **plain}), ensure_ascii=False, allow_nan=False)
             sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
@@ -76,13 +79,13 @@ class Output:
 
     def note(self, text: str) -> None:
         """Something on stderr that is neither a warning nor an error."""
-        if not self.quiet:
+        if not (self.quiet or self.muted):
             self._err.print(Text(printable(text)), soft_wrap=True)
 
     def warnings(self, texts: Sequence[str]) -> None:
         """Warnings, a line each."""
         for text in texts:
-            if not self.quiet:
+            if not (self.quiet or self.muted):
                 self._err.print(Text(f"warning: {printable(text)}", style="yellow"), soft_wrap=True)
 
     def error(self, error: ModernizeError) -> None:
@@ -93,7 +96,7 @@ class Output:
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Advance]:
         """A bar on a terminal, elsewhere a plain line for each tenth of the work; nothing with `--quiet`."""
-        if self.quiet:
+        if self.quiet or self.muted:
             yield _nothing
         elif self._err.is_terminal:
             with self._bar(title) as advance:

@@ -33,7 +33,7 @@ from modernize.rewrite.tie import settle_tie
 from modernize.rewrite.work import Text
 from modernize.spec import State
 from modernize.tokenizer import VocabularyTokenizer, find_tokenizer, vocabulary_beside
-from modernize.write import cast, check_output, check_suffix, model_metadata, write_model
+from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def convert(
         calibration=calibration.summary() if calibration else None,
     )
     if not dry_run:
-        write_model(new, state, metadata)
+        write_tensors(new, state, metadata)
     fates = fates_of(found, plan)
     return Conversion(
         input=old,

@@ -5,6 +5,7 @@ overlap and are always the same. A two-dimensional `.npy` holds one sequence a r
 padded place is neither read nor predicted.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ PYDOC = "pydoc"
 SPLITS = ("train.bin", "val.bin")
 IGNORED = -1  # a target that is not predicted
 TRAIN_SHARE = 0.9
+DIGESTED = 1 << 28  # ids; more would keep a run waiting that has to be saved
+_PIECE = 1 << 16
 _CHECKED_AT_ONCE = 1 << 26  # ids
 
 
@@ -32,6 +35,18 @@ class Corpus:
     name: str
     train: Ids
     val: Ids
+
+    def digest(self) -> str:
+        """SHA-256 of the ids and their shapes; of a part beyond DIGESTED ids, of pieces all over it."""
+        found = hashlib.sha256()
+        for part in (self.train, self.val):
+            flat = part.reshape(-1)
+            pieces = -(-len(flat) // _PIECE)
+            every = max(1, -(-pieces * _PIECE // DIGESTED))
+            found.update(repr(part.shape).encode())
+            for number in range(0, pieces, every):
+                found.update(flat[number * _PIECE : (number + 1) * _PIECE].astype(np.int64).tobytes())
+        return found.hexdigest()
 
     def windows(self, which: Split, context: int, *, vocab_size: int) -> "Windows":
         """Windows over one part, or over all of it in its order. Raises BadData; see `windows`."""

@@ -1,6 +1,7 @@
 """Device and precision, as small decisions that can be tested where the device is not."""
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -44,6 +45,22 @@ def autocast(device: torch.device, precision: torch.dtype) -> AbstractContextMan
     if precision == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=precision)
+
+
+@contextlib.contextmanager
+def fast_products(device: torch.device) -> Iterator[None]:
+    """float32 products of a CUDA device in TF32, as long as this lasts: faster, and close enough for training."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, or the CPU, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def gradient_scaler(device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:

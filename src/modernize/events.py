@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from modernize.choices import DeviceName, OptimizerName, PrecisionName
 from modernize.errors import UsageError, check_choice
 
-Stopped = Literal["steps"]
+Stopped = Literal["steps", "recovered", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,11 @@ class Settings:
     compile: bool | None = None
     eval_every: int = 0
     val_tokens: int = 1 << 18
+    until_recovered: bool = False
+    tolerance: float = 0.0
+    checkpoint_every: int = 0
+    activation_checkpointing: bool = False
+    shard: bool = False
 
     def check(self) -> None:
         """Raise UsageError for a number that cannot be."""
@@ -38,6 +43,7 @@ class Settings:
             ("block_size", 0),
             ("grad_accum", 1),
             ("warmup", 0),
+            ("checkpoint_every", 0),
         ):
             if getattr(self, name) < low:
                 raise UsageError(
@@ -50,13 +56,16 @@ class Settings:
             raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise UsageError(f"--lr {self.lr} is not a positive number", hint="leave it out for the default")
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise UsageError(f"--tolerance {self.tolerance} is not zero or above", hint="it is in nats, such as 0.01")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """Before the first step: losses, and what was chosen."""
+    """Before the first step: losses, and what was chosen. A resumed run has `done` steps behind it."""
 
     steps: int
+    done: int
     before: float
     old: float | None
     lr: float
@@ -86,6 +95,14 @@ class Validated:
     step: int
     loss: float
     best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """The run was saved after a step, and can be resumed from there."""
+
+    step: int
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,4 +136,4 @@ class Finished:
         return (self.before - self.best) / gap if gap > 0 else 1.0
 
 
-Event: TypeAlias = Started | Stepped | Validated | Notice | Finished
+Event: TypeAlias = Started | Stepped | Validated | Saved | Notice | Finished

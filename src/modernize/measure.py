@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modernize.choices import Split
@@ -200,12 +200,19 @@ def batch_size(ids: Windows) -> int:
     return max(1, min(256, LOGITS_AT_ONCE // (ids.context * ids.vocab_size)))
 
 
-def mean_loss(model: Model, ids: Windows, *, limit: int = 0, progress: Progress = silent) -> Evaluation:
-    """Mean loss over all windows, or the first `limit`; the model is used on the device where it is."""
-    device = next(model.parameters()).device
+def mean_loss(
+    model: Callable[[Tensor], Tensor],
+    ids: Windows,
+    *,
+    limit: int = 0,
+    device: torch.device | None = None,
+    progress: Progress = silent,
+) -> Evaluation:
+    """Mean loss over all windows, or the first `limit`, of a model, or of what gives logits on a device."""
+    device = next(model.parameters()).device if isinstance(model, nn.Module) else device
     total, tokens, done = 0.0, 0, 0
     count = min(len(ids), limit) if limit else len(ids)
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode, whose tensors a sharded model cannot train with afterwards
         for inputs, targets in ids.batches(batch_size(ids), limit=limit):
             y = torch.from_numpy(targets).to(device)  # (B, T)
             losses = token_losses(model(torch.from_numpy(inputs).to(device)), y)  # (B, T)

@@ -13,6 +13,7 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from modernize.layers import MLP, adopt, merge_heads, split_heads
 from modernize.spec import ModernConfig, State
@@ -117,6 +118,7 @@ class ModernGPT(nn.Module):
         if config.tied:
             self.head.weight = self.wte.weight
         self._tables: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+        self.recompute = False  # activations inside blocks, in the backward pass, in place of keeping them
 
     @classmethod
     def from_state(cls, config: ModernConfig, state: State) -> "ModernGPT":
@@ -156,7 +158,7 @@ class ModernGPT(nn.Module):
         cos, sin = self.rope(ids.shape[1], ids.device)
         x = self.wte(ids)  # (B, T, n_embd)
         for block in self.h:
-            x = block(x, cos, sin)
+            x = checkpoint(block, x, cos, sin, use_reentrant=False) if self.recompute else block(x, cos, sin)
         final: Tensor = self.norm_f(x)  # (B, T, n_embd)
         return final
 

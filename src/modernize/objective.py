@@ -53,6 +53,11 @@ class Objective(nn.Module):
         assert model is self.model
         return total
 
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (B, T, vocab), for validation."""
+        logits: Tensor = self.model(x)
+        return logits
+
 
 class SummedLoss(torch.autograd.Function):
     """The loss summed over places, of states (N, d), a head (vocab, d) and (vocab,), targets (N,), those of a teacher

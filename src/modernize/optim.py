@@ -3,12 +3,15 @@
 Muon's updates are scaled to the size of AdamW's (Liu et al. 2025), so that one learning rate serves both.
 """
 
+from collections.abc import Sequence
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from modernize.choices import OptimizerName
 from modernize.devices import has_fused_adamw
+from modernize.spec import State
 
 BETAS = (0.9, 0.95)
 NEAR = 0.25  # nats above the old model: nearer than that, large steps would throw away what the conversion kept
@@ -24,6 +27,13 @@ def default_lr(name: OptimizerName, *, loss: float, old: float | None) -> float:
     """
     near = old is None or loss - old < NEAR
     return (NEAR_LR if near else FAR_LR)[name]
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Factor of the learning rate at a step, from 0: a linear rise over `warmup` steps, then a linear fall to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return (steps - step) / max(steps - warmup, 1)
 
 
 def build_optimizers(model: nn.Module, name: OptimizerName, lr: float, device: torch.device) -> list[Optimizer]:
@@ -43,3 +53,28 @@ def build_optimizers(model: nn.Module, name: OptimizerName, lr: float, device: t
         for group in optimizer.param_groups:
             group["initial_lr"] = lr
     return optimizers
+
+
+def pack_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
+    """The tensors of the optimizers' states, as `parameter:what`."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}:{key}": value
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def unpack_optimizers(model: nn.Module, optimizers: Sequence[Optimizer], tensors: State) -> None:
+    """The inverse of `pack_optimizers`; what optimizers hold beside tensors is theirs to say."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    states: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        of, key = name.split(":")
+        states.setdefault(of, {})[key] = value
+    for optimizer in optimizers:
+        plain = optimizer.state_dict()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        plain["state"] = {number: states[names[id(p)]] for number, p in enumerate(parameters) if names[id(p)] in states}
+        optimizer.load_state_dict(plain)

@@ -4,6 +4,7 @@ A command that is decorated with `takes(...)` gets, beside its own options:
 
     FACTS    as `facts: Facts` and `weights: Weights`
     READING  as `reading: Reading`, where it takes DATA
+    TRAINING as `settings: Settings`, where it trains
     OUTPUT   as `out: Output`
 """
 
@@ -15,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modernize.choices import Activation, AttnScale, Bias, DataDType, DeviceName, Tie, Weights
+from modernize.choices import (
+    Activation,
+    AttnScale,
+    Bias,
+    DataDType,
+    DeviceName,
+    OptimizerName,
+    PrecisionName,
+    Tie,
+    Weights,
+)
 
 if TYPE_CHECKING:
     from modernize.data import Corpus
@@ -133,6 +144,69 @@ READING: dict[str, tuple[Any, Any]] = {
     "data_dtype": (DataDTypeOption, "uint16"),
 }
 
+_TRAINING_PANEL = "Training"
+
+
+def _training(*names: str, help: str, **limits: Any) -> Any:  # noqa: ANN401  (what typer.Option takes and gives)
+    return typer.Option(*names, help=help, rich_help_panel=_TRAINING_PANEL, **limits)
+
+
+# fields of Settings; 0 or None is a default that is chosen when the model is known
+TRAINING: dict[str, tuple[Any, Any]] = {
+    "steps": (Annotated[int, _training("--steps", help="Updates, at most.", min=1)], 200),
+    "until_recovered": (
+        Annotated[bool, _training("--until-recovered", help="Stop when the old model's loss is reached.")],
+        False,
+    ),
+    "tolerance": (
+        Annotated[float, _training("--tolerance", help="Nats above the old loss that count as reached.", min=0)],
+        0.0,
+    ),
+    "batch_size": (Annotated[int | None, _training("--batch-size", help="Windows a step.", min=1)], None),
+    "block_size": (Annotated[int | None, _training("--block-size", help="Tokens a window.", min=1)], None),
+    "grad_accum": (Annotated[int, _training("--grad-accum", help="Batches an update.", min=1)], 1),
+    "lr": (
+        Annotated[
+            float | None,
+            _training("--lr", help="Peak; by default from how far the loss is off.", min=1e-12, max=10),
+        ],
+        None,
+    ),
+    "optimizer": (
+        Annotated[OptimizerName, _training("--optimizer", help="auto: Muon for matrices, AdamW for the rest.")],
+        "auto",
+    ),
+    "distill": (
+        Annotated[float, _training("--distill", help="Weight of the teacher against the data.", min=0, max=1)],
+        0.5,
+    ),
+    "warmup": (Annotated[int | None, _training("--warmup", help="Steps; by default a twentieth.", min=1)], None),
+    "seed": (SeedOption, 0),
+    "device": (DeviceOption, "auto"),
+    "dtype": (Annotated[PrecisionName, _training("--dtype", help="Of matrix products.")], "auto"),
+    "compile": (
+        Annotated[bool | None, _training("--compile/--no-compile", help="torch.compile; by default on CUDA.")],
+        None,
+    ),
+    "activation_checkpointing": (
+        Annotated[
+            bool,
+            _training("--activation-checkpointing", help="Compute activations twice in place of keeping them."),
+        ],
+        False,
+    ),
+    "shard": (
+        Annotated[bool, _training("--shard", help="With torchrun: cut the model up over the processes (FSDP).")],
+        False,
+    ),
+    "eval_every": (Annotated[int | None, _training("--eval-every", help="Steps between validations.", min=1)], None),
+    "val_tokens": (Annotated[int, _training("--val-tokens", help="Most tokens to validate on.", min=1)], 1 << 18),
+    "checkpoint_every": (
+        Annotated[int | None, _training("--checkpoint-every", help="Steps between saves of the run.", min=1)],
+        None,
+    ),
+}
+
 OUTPUT: dict[str, tuple[Any, Any]] = {
     "json": (
         Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")],
@@ -149,11 +223,12 @@ OUTPUT: dict[str, tuple[Any, Any]] = {
 
 
 def takes(
-    *, facts: bool = True, reading: bool = False, json: bool = True
+    *, facts: bool = True, reading: bool = False, training: bool = False, json: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the shared options to a command and hand them to it as objects."""
     shared = {
         **(READING if reading else {}),
+        **(TRAINING if training else {}),
         **(FACTS if facts else {}),
         **{name: OUTPUT[name] for name in OUTPUT if json or name != "json"},
     }
@@ -172,10 +247,15 @@ def takes(
                 more["facts"] = Facts(**{name: given.pop(name) for name in FACTS if name != "weights"})
             if reading:
                 more["reading"] = Reading(**{name: given.pop(name) for name in READING})
+            if training:
+                from modernize.events import Settings
+
+                chosen = {name: given.pop(name) for name in TRAINING}
+                more["settings"] = Settings(**{name: value for name, value in chosen.items() if value is not None})
             function(**given, **more)
 
         own = inspect.signature(function)
-        handed = {"out", "facts", "weights", "reading"}
+        handed = {"out", "facts", "weights", "reading", "settings"}
         parameters = [p for name, p in own.parameters.items() if name not in handed]
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

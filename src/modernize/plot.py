@@ -1,11 +1,11 @@
 """Curves of a fine-tune as a PNG, where matplotlib is installed."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from modernize.errors import OutputRefused, UsageError
-from modernize.events import Event, Started, Stepped, Validated
 
 
 def check_plot() -> None:
@@ -14,20 +14,23 @@ def check_plot() -> None:
         raise UsageError("--plot needs matplotlib", hint="install it: pip install 'modernize-gpt[plot]'")
 
 
-def plot_losses(events: Sequence[Event], path: Path) -> None:
-    """Training and validation loss over steps, with the old model's as a line. Raises OutputRefused."""
+def plot_losses(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Training and validation loss over steps, with the old model's as a line, from rows of a log.
+
+    Raises OutputRefused.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    started = next(event for event in events if isinstance(event, Started))
-    steps = [event for event in events if isinstance(event, Stepped)]
-    checks = [event for event in events if isinstance(event, Validated)]
+    started = next(row for row in rows if row["event"] == "started")
+    steps = [row for row in rows if row["event"] == "stepped"]
+    checks = [(0, started["before"]), *((row["step"], row["loss"]) for row in rows if row["event"] == "validated")]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot([e.step for e in steps], [e.loss for e in steps], color="0.75", label="minimised")
-    axes.plot([0, *(e.step for e in checks)], [started.before, *(e.loss for e in checks)], "o-", label="validation")
-    if started.old is not None:
-        axes.axhline(started.old, linestyle="--", color="0.3", label="old model")
+    axes.plot([row["step"] for row in steps], [row["loss"] for row in steps], color="0.75", label="minimised")
+    axes.plot(*zip(*checks, strict=True), "o-", label="validation")
+    if started["old"] is not None:
+        axes.axhline(started["old"], linestyle="--", color="0.3", label="old model")
     axes.set(xlabel="step", ylabel="loss (nats)")
     axes.legend()
     try:

@@ -1,5 +1,6 @@
 """How reports look to people: one function per report."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from modernize.measure import Comparison, Evaluation
     from modernize.rewrite.halves import BlockReport
     from modernize.tune import Tuned, TuneEvent
+
+SMOOTH = 0.9  # of a smoothed loss, what is left of it after a step
 
 
 def show_inspection(out: Output, found: "Inspection") -> None:
@@ -116,29 +119,36 @@ def _block_row(i: int, block: "BlockReport", parts: Sequence[str]) -> tuple[str,
 
 def watch_finetune(out: Output, events: "Iterator[TuneEvent]") -> "Tuned":
     """Show a fine-tune while it runs; gives what came out."""
-    from modernize.events import Finished, Notice, Started, Stepped, Validated
+    from modernize.events import Finished, Notice, Saved, Started, Stepped, Validated
     from modernize.tune import Tuned
 
     started: Started | None = None
+    smooth = math.nan
+    goal = ""
     with out.progress("step") as advance:
         for event in events:
             if isinstance(event, Notice):
                 out.warnings([event.text])
             elif isinstance(event, Started):
                 started = event
+                goal = "" if event.old is None else f"  old model {event.old:.4f}"
                 old = "" if event.old is None else f", old model {event.old:.4f}"
                 out.note(
                     f"{event.steps} steps of {event.batch_size} × {event.block_size} tokens on {event.device} "
                     f"({event.dtype}); validation loss {event.before:.4f}{old}"
                 )
             elif isinstance(event, Stepped) and started:
+                smooth = event.loss if math.isnan(smooth) else SMOOTH * smooth + (1 - SMOOTH) * event.loss
                 advance(
                     event.step,
                     started.steps,
-                    f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s  {event.seconds_left:.0f} s left",
+                    f"loss {event.loss:.4f} ({smooth:.4f})  {event.tokens_per_second:,.0f} tokens/s  "
+                    f"{event.seconds_left:.0f} s left{goal}",
                 )
             elif isinstance(event, Validated):
-                out.note(f"step {event.step}: validation loss {event.loss:.4f}{' (best)' if event.best else ''}")
+                out.note(f"step {event.step}: validation loss {event.loss:.4f}{' (best)' if event.best else ''}{goal}")
+            elif isinstance(event, Saved):
+                out.note(f"step {event.step}: the run is saved in {event.path}")
             elif isinstance(event, Tuned):
                 return event
             else:
@@ -158,11 +168,12 @@ def show_finetune(out: Output, report: "Tuned") -> None:
     if end.old is not None and end.recovery is not None:
         reached = end.best <= end.old
         rows.append(("recovered", "all of it" if reached else f"{100 * end.recovery:.1f} %"))
+    rows += [("steps", number(end.steps)), ("tokens", number(end.tokens))]
+    rows.append(("training time", f"{end.tokens / max(end.tokens_per_second, 1e-9):.0f} s"))
     out.table(("validation", "loss"), rows, right=(1,))
-    out.line(
-        f"wrote {report.output} after {end.steps} steps, {number(end.tokens)} tokens at "
-        f"{end.tokens_per_second:,.0f} tokens/s on {end.device} ({end.dtype})"
-    )
+    out.line(f"wrote {report.output} at {end.tokens_per_second:,.0f} tokens/s on {end.device} ({end.dtype})")
+    if end.stopped == "interrupted":
+        out.line("stopped before the end: the same command with --resume goes on")
 
 
 def show_evaluations(out: Output, found: "Sequence[Evaluation]") -> None:

@@ -3,26 +3,31 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-from modernize.checkpoint import files_of
+import torch
+
+from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import DataDType, Weights
-from modernize.data import data_files, load_corpus
-from modernize.errors import OutputRefused, UsageError
-from modernize.events import Event, Finished, Notice, Settings
+from modernize.data import Corpus, data_files, load_corpus
+from modernize.errors import OutputRefused, TrainingStopped, UsageError
+from modernize.events import Event, Finished, Notice, Settings, Started
 from modernize.facts import Facts
 from modernize.loading import load_whole
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
+from modernize.parallel import World, whole
 from modernize.plot import check_plot, plot_losses
+from modernize.resume import RunFile
+from modernize.run import Surroundings, never
 from modernize.stored import Stored
 from modernize.tokenizer import find_tokenizer, tokenizer_files
 from modernize.train import finetune
-from modernize.write import cast, check_output, check_suffix, model_metadata, write_model
+from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,7 @@ class Job:
     log: Path | None
     plot: Path | None
     force: bool
+    resume: bool
     settings: Settings
 
 
@@ -71,11 +77,13 @@ class Tuned:
 TuneEvent: TypeAlias = Event | Tuned
 
 
-def tune(job: Job) -> Iterator[TuneEvent]:
+def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = None) -> Iterator[TuneEvent]:
     """Train, and write the weights of the best validation in the dtype that the checkpoint had. Yields Tuned last.
 
-    Raises what `load`, `load_corpus`, `finetune` and `write_model` raise; outputs are checked before any work.
+    The run is saved beside the output where `checkpoint_every` says so, and when it is asked to stop. Raises what
+    `load`, `load_corpus`, `finetune` and `write_tensors` raise; outputs are checked before any work.
     """
+    world = world or World()
     _check_outputs(job)
     if job.plot:
         check_plot()
@@ -93,20 +101,92 @@ def tune(job: Job) -> Iterator[TuneEvent]:
         vocab_size=model.vocab_size,
         dtype=job.data_dtype,
     )
-    events = finetune(model, corpus, teacher=teacher, settings=job.settings)
-    seen: list[Event] = []
+    keeper = RunFile(run_file(job.output), _identity(job, corpus), writes=world.first)
+    around = Surroundings(keeper=keeper, resume=job.resume, stop=stop, world=world)
+    result, begun = _Result(job, model, stored, dtype, world), False
     with ExitStack() as stack:  # the log is opened when nothing is left to be refused
-        log = stack.enter_context(_opened(job.log)) if job.log else None
-        for event in events:
-            seen.append(event)
-            _log(log, event)
-            yield event
-    finished = next(event for event in seen if isinstance(event, Finished))
-    state = cast({n: t.detach().cpu() for n, t in model.to_state().items()}, dtype, origin=str)
-    write_model(job.output, state, _metadata(model, stored, finished, job.settings))
-    if job.plot:
-        plot_losses(seen, job.plot)
-    yield Tuned(input=job.checkpoint, output=job.output, finished=finished)
+        log = stack.enter_context(_opened(job.log)) if job.log and world.first else None
+        try:
+            for event in finetune(model, corpus, teacher=teacher, settings=job.settings, surroundings=around):
+                row = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+                keeper.history.append(row)
+                begun = begun or isinstance(event, Started)
+                if begun:  # a resumed run has rows from before, which stand in its new log too
+                    _log(log, *(keeper.history if isinstance(event, Started) else [row]))
+                yield event
+        except TrainingStopped as error:
+            raise result.rescued(error, keeper.history) from error
+    assert isinstance(event, Finished)
+    result.write(event)
+    if job.plot and world.first:
+        plot_losses(keeper.history, job.plot)
+    if event.stopped != "interrupted":
+        keeper.remove()
+    yield Tuned(input=job.checkpoint, output=job.output, finished=event)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What is written in the end, whichever end that is."""
+
+    job: Job
+    model: ModernGPT
+    stored: Stored
+    dtype: torch.dtype
+    world: World
+
+    def write(self, finished: Finished) -> None:
+        """The weights that the model holds, which are the best. All processes take part, the first one writes."""
+        state = cast(whole(self.model.to_state()), self.dtype, origin=str)
+        if self.world.first:
+            metadata = _metadata(self.model, self.stored, finished, self.job.settings)
+            write_tensors(self.job.output, state, metadata)
+
+    def rescued(self, error: TrainingStopped, history: Sequence[Mapping[str, Any]]) -> TrainingStopped:
+        """The error of a run that went wrong, after the best weights that it had come to are written."""
+        checks = [row for row in history if row["event"] == "validated"]
+        best = min(checks, key=lambda row: row["loss"], default=None)
+        started = next(row for row in history if row["event"] == "started")
+        steps = [row for row in history if row["event"] == "stepped"]
+        if best is None or not best["best"] or not steps:
+            return error
+        self.write(
+            Finished(
+                steps=best["step"],
+                tokens=next(row["tokens"] for row in steps if row["step"] == best["step"]),
+                before=started["before"],
+                after=best["loss"],
+                best=best["loss"],
+                old=started["old"],
+                tokens_per_second=steps[-1]["tokens_per_second"],
+                device=started["device"],
+                dtype=started["dtype"],
+                stopped="interrupted",
+            )
+        )
+        return TrainingStopped(
+            f"{error.sentence}; {self.job.output} has the weights of step {best['step']}", hint=error.hint
+        )
+
+
+def run_file(output: Path) -> Path:
+    """Where the run is saved that will write an output."""
+    return output.with_name(f"{output.stem}.run.safetensors")
+
+
+# what may differ when a run is resumed: how often it is saved and how it is computed, not what
+_FREE = ("checkpoint_every", "compile", "device", "shard", "activation_checkpointing")
+
+
+def _identity(job: Job, corpus: Corpus) -> dict[str, Any]:
+    """What has to be the same for a run to be resumed, by the names that its user knows."""
+    return {
+        "CKPT (sha256)": open_checkpoint(job.checkpoint).sha256(),
+        "--teacher (sha256)": open_checkpoint(job.teacher, weights=job.weights).sha256() if job.teacher else "",
+        "--data (sha256 of its ids)": corpus.digest(),
+        **{f"--{name.replace('_', '-')}": value for name, value in asdict(job.settings).items() if name not in _FREE},
+        **{f"--{name.replace('_', '-')} (of the teacher)": value for name, value in asdict(job.facts).items()},
+    }
 
 
 def _check_outputs(job: Job) -> None:
@@ -116,8 +196,15 @@ def _check_outputs(job: Job) -> None:
     inputs += tokenizer_files(job.checkpoint)
     inputs += tokenizer_files(Path(job.tokenizer)) if job.tokenizer else ()
     outputs = [path for path in (job.output, job.log, job.plot) if path is not None]
-    for output in outputs:
-        check_output(output, inputs=tuple(inputs), force=job.force)
+    saved = run_file(job.output)
+    if saved.exists() and not (job.resume or job.force):
+        raise OutputRefused(
+            f"a run that would write {job.output} is saved in {saved}",
+            hint="--resume goes on with it, --force begins anew",
+        )
+    for output in outputs:  # an interrupted run has written them before
+        check_output(output, inputs=tuple(inputs), force=job.force or (job.resume and saved.exists()))
+    check_output(saved, inputs=tuple(inputs), force=True)
     if any(_same(a, b) for a, b in itertools.combinations(outputs, 2)):
         raise UsageError("two of -o, --log and --plot are the same file", hint="give each a name of its own")
     check_suffix(job.output)
@@ -155,11 +242,10 @@ def _opened(path: Path) -> TextIO:
         raise OutputRefused(f"{path} cannot be written: {error.strerror}", hint="check its folder") from error
 
 
-def _log(log: TextIO | None, event: Event) -> None:
+def _log(log: TextIO | None, *rows: Mapping[str, Any]) -> None:
     if log is not None:
-        row = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
         try:
-            log.write(json.dumps(row) + "\n")
+            log.writelines(json.dumps(row) + "\n" for row in rows)
             log.flush()
         except OSError as error:
             raise OutputRefused(f"the log cannot be written: {error.strerror}", hint="check the space there") from error
@@ -180,7 +266,7 @@ def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Se
                 "steps": finished.steps,
                 "tokens": finished.tokens,
                 "loss": {"before": finished.before, "best": finished.best, "old": finished.old},
-                "settings": asdict(settings),
+                "settings": {n: value for n, value in asdict(settings).items() if n != "checkpoint_every"},
             },
         ),
     )

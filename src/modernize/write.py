@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-DTYPE_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+DTYPE_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "uint8": "U8",
+}
 
 
 def check_output(path: Path, *, inputs: tuple[Path, ...], force: bool) -> None:
@@ -87,8 +94,8 @@ def model_metadata(
     return {"format": "pt", METADATA_KEY: json.dumps(facts, ensure_ascii=True, sort_keys=True)}
 
 
-def write_model(path: Path, state: State, metadata: Mapping[str, str]) -> None:
-    """Write a State beside its final place, and move it there when it is whole.
+def write_tensors(path: Path, state: State, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file beside its final place, and move it there when it is whole.
 
     Raises OutputRefused when it cannot be written; what was there before is then still there.
     """

@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM while a run trains: the first asks it to save and stop, the second leaves at once."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Whether somebody asked to stop, and the exit code that says so: 128 + the signal, or 0."""
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+
+    def asked(self) -> bool:
+        """Whether to stop."""
+        return bool(self.exit_code)
+
+
+@contextlib.contextmanager
+def caught(tell: Callable[[str], None]) -> Iterator[Interrupts]:
+    """Catch signals as long as this lasts; `tell` is told what will happen. Only in the main thread."""
+    found = Interrupts()
+
+    def first(number: int, frame: FrameType | None) -> None:
+        if found.asked():  # the second time: as if nobody had listened
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        found.exit_code = 128 + number
+        tell("stopping after this step; once more to leave at once")
+
+    before = {number: signal.signal(number, first) for number in SIGNALS}
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,118 @@
+"""Many processes, one model: what `torchrun` starts, on PyTorch's own engines and with nothing of ours between.
+
+Every process draws the whole batch by the same seed and takes its share of it, so what is seen doesn't depend on how
+many there are. DDP holds the model in each of them; `fully_shard` (FSDP2) holds a part of it.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from modernize.model import ModernGPT
+from modernize.spec import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The processes that train together; `local` is this one's number on its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that talks and writes."""
+        return self.rank == 0
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over processes."""
+        if self.size > 1:
+            distributed.all_reduce(value)
+        return value
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether it is so in any process, so that all of them do the same."""
+        return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
+
+    def share(self, batch: Tensor) -> Tensor:
+        """The windows of this process of a batch (B, T)."""
+        return batch[self.rank :: self.size]
+
+
+@contextlib.contextmanager
+def join() -> Iterator[World]:
+    """Join the processes that torchrun started, or be alone."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield World()
+        return
+    world = World(
+        rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), local=int(os.environ.get("LOCAL_RANK", "0"))
+    )
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.local)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield world
+    finally:
+        distributed.destroy_process_group()
+
+
+def spread(objective: nn.Module, model: ModernGPT, world: World, *, shard: bool) -> nn.Module:
+    """The module to call in place of `objective`, which holds `model`: in every process, or cut up over them."""
+    if world.size == 1:
+        return objective
+    if not shard:
+        device = next(model.parameters()).device
+        return DistributedDataParallel(objective, device_ids=[device.index] if device.type == "cuda" else None)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = init_device_mesh(next(model.parameters()).device.type, (world.size,))
+    for block in model.h:
+        fully_shard(block, mesh=mesh)
+    fully_shard(objective, mesh=mesh)
+    register_fsdp_forward_method(objective, "predict")
+    return objective
+
+
+def whole(state: State) -> State:
+    """Tensors with all of their parts, on the CPU. All processes take part."""
+    return {name: _whole(tensor).detach().cpu() for name, tensor in state.items()}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    full = getattr(tensor, "full_tensor", None)  # of a DTensor
+    return full() if full else tensor
+
+
+def fill(state: State, values: State) -> None:
+    """Copy whole tensors into those of a State, or into the parts of them that are here."""
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(_cut_like(tensor, values[name]))
+
+
+def like(model: nn.Module, values: State) -> State:
+    """What belongs to parameters, as `parameter:what`, cut up as these are; single numbers stay as they are."""
+    own = dict(model.named_parameters())
+    return {name: _cut_like(own[name.split(":")[0]], value) if value.ndim else value for name, value in values.items()}
+
+
+def _cut_like(tensor: Tensor, value: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    value = value.to(tensor.device)
+    if isinstance(tensor, DTensor):
+        return distribute_tensor(value, tensor.device_mesh, tensor.placements)
+    return value
+
+
+def norm_of(value: Tensor) -> float:
+    """A norm as a number, also of parts."""
+    return float(_whole(value))

@@ -1,0 +1,309 @@
+"""The loop of a fine-tune, as a stream of events, and everything that it depends on, so that it can stop and go on."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from modernize.data import IGNORED, Corpus
+from modernize.devices import (
+    autocast,
+    choose_device,
+    choose_precision,
+    fast_products,
+    gradient_scaler,
+    is_out_of_memory,
+    should_compile,
+    transfer,
+)
+from modernize.errors import TrainingStopped, UsageError
+from modernize.events import Event, Finished, Notice, Saved, Settings, Started, Stepped, Stopped, Validated
+from modernize.measure import Progress, mean_loss, silent
+from modernize.model import ModernGPT
+from modernize.objective import Objective
+from modernize.old import OldGPT
+from modernize.optim import build_optimizers, default_lr, pack_optimizers, schedule, unpack_optimizers
+from modernize.parallel import World, fill, like, norm_of, spread, whole
+from modernize.spec import State
+
+_COUNTED = ("done", "tokens", "seconds", "lr", "before", "old", "after", "best")  # of a run, as it is saved
+
+
+class Keeper(Protocol):
+    """Where a run is saved, so that it can go on: see `resume.RunFile`."""
+
+    def save(self, tensors: State, facts: Mapping[str, Any]) -> str:
+        """Write it; gives where."""
+
+    def load(self) -> tuple[State, dict[str, Any]] | None:
+        """What was saved last."""
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a run lives in: where it is saved, whether it goes on from there, who stops it, and who trains along."""
+
+    keeper: Keeper | None = None
+    resume: bool = False
+    stop: Callable[[], bool] = never
+    world: World = field(default_factory=World)
+    progress: Progress = silent
+
+
+class Run:
+    """One fine-tune, of settings that fit each other and in which batch and block size are chosen."""
+
+    def __init__(
+        self, model: ModernGPT, corpus: Corpus, teacher: OldGPT | None, settings: Settings, around: Surroundings
+    ) -> None:
+        self.settings, self.around, self.batch = settings, around, settings.batch_size
+        block = settings.block_size
+        self.train = corpus.windows("train", block, vocab_size=model.vocab_size)
+        self.val = corpus.windows("val", model.block_size, vocab_size=model.vocab_size)
+        self.device = choose_device(settings.device)
+        self.precision = choose_precision(settings.dtype, self.device)
+        self.model = model.to(device=self.device, dtype=torch.float32)
+        self.model.recompute = settings.activation_checkpointing
+        self.teacher = teacher.to(self.device, torch.float32) if teacher is not None else None
+        self.warmup = settings.warmup or max(1, settings.steps // 20)
+        checks = 20 if settings.until_recovered else 4
+        self.eval_every = settings.eval_every or max(1, settings.steps // checks)
+        self.limit = max(1, settings.val_tokens // model.block_size)
+        self.objective = Objective(self.model, self.teacher, settings.distill, self.precision)
+        if should_compile(settings.compile, self.device):
+            self.objective.trunk = torch.compile(self.model.states)
+        self.spread = spread(self.objective, self.model, around.world, shard=settings.shard)
+        self.scaler = gradient_scaler(self.device, self.precision)
+        self.random = np.random.default_rng(settings.seed)
+        self.optimizers: list[Optimizer] = []
+        self.lr = settings.lr
+        self.done, self.tokens, self.seconds = 0, 0, 0.0
+        self.before = self.after = self.best = math.inf
+        self.old: float | None = None
+        self.best_state: State = {}
+
+    def events(self) -> Iterator[Event]:
+        """The run, event by event."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(fast_products(self.device))
+            try:
+                yield from self._begin()
+                stack.callback(self._give_best)
+                stopped: Stopped = "steps"
+                compiled = self.objective.trunk != self.model.states
+                while self.done < self.settings.steps:
+                    if self.around.world.any(self.around.stop(), self.device):
+                        stopped = "interrupted"
+                        yield from self._save()
+                        break
+                    if compiled:
+                        compiled = False
+                        yield from self._compile()
+                    yield self._step()
+                    if self.done % self.eval_every == 0 or self.done == self.settings.steps:
+                        yield self._validated()
+                        if self._recovered():
+                            stopped = "recovered"
+                            break
+                    every = self.settings.checkpoint_every
+                    if every and self.done % every == 0 and self.done < self.settings.steps:
+                        yield from self._save()
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise self._too_large() from error
+                raise
+        yield self._finished(stopped)
+
+    def _begin(self) -> Iterator[Event]:
+        """Look at the losses and choose the learning rate; or take all of it from a run that was saved."""
+        if len(self.val) > self.limit:
+            yield Notice(
+                text=f"validation uses the first {self.limit * self.val.context:,} tokens of "
+                f"{len(self.val) * self.val.context:,} (--val-tokens)"
+            )
+        keeper = self.around.keeper
+        saved = keeper.load() if keeper and self.around.resume else None
+        if saved:
+            yield from self._restore(*saved)
+        else:
+            if self.around.resume:
+                yield Notice(text="there is no saved run to resume, so this one begins at the beginning")
+            self.before = self.after = self._validate(self.objective.predict)
+            self.old = self._validate(self.teacher) if self.teacher else None
+            self._keep_if_best(self.before)
+            self.lr = self.settings.lr or default_lr(self.settings.optimizer, loss=self.before, old=self.old)
+            self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
+        yield Started(
+            steps=self.settings.steps,
+            done=self.done,
+            before=self.before,
+            old=self.old,
+            lr=self.lr,
+            batch_size=self.batch,
+            block_size=self.train.context,
+            device=self.device.type,
+            dtype=str(self.precision).removeprefix("torch."),
+            validation_tokens=min(len(self.val), self.limit) * self.val.context,
+        )
+
+    def _compile(self) -> Iterator[Notice]:
+        """Compile at the first step, with a batch of the real size, and go on without where that fails."""
+        self.model.rope(self.train.context, self.device)  # made beforehand, so that the graph only reads the tables
+        windows = len(range(self.around.world.rank, self.batch, self.around.world.size))
+        ids = torch.zeros((windows, self.train.context), dtype=torch.int64, device=self.device)
+        try:
+            self.objective(ids, ids).backward()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the compiler raises, training works without it
+            self.objective.trunk = self.model.states
+            text = (str(error).splitlines() or [""])[0]
+            yield Notice(
+                text=f"torch.compile failed ({type(error).__name__}: {text[:120]}); training goes on without it"
+            )
+        self.model.zero_grad(set_to_none=True)
+
+    def _step(self) -> Stepped:
+        """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""
+        began, world = time.perf_counter(), self.around.world
+        factor = schedule(self.done, self.settings.steps, self.warmup)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+            optimizer.zero_grad(set_to_none=True)
+        batches = [self.train.draw(self.random, self.batch) for _ in range(self.settings.grad_accum)]
+        # of the whole step, so that batches with much and with little padding weigh what they hold
+        predicted = sum(int((targets != IGNORED).sum()) for _, targets in batches)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            x, y = (transfer(world.share(torch.from_numpy(ids)), self.device) for ids in batch)  # (B, T)
+            loss = self.spread(x, y) / max(predicted, 1)
+            self.scaler.scale(loss * world.size).backward()  # gradients are averaged over processes
+            total += loss.detach()
+        mean = world.total(total).item()  # the one place where the device is waited for
+        self._update(mean)
+        self.done += 1
+        self.tokens += predicted
+        self.seconds += time.perf_counter() - began
+        return Stepped(
+            step=self.done,
+            loss=mean,
+            lr=self.lr * factor,
+            tokens=self.tokens,
+            tokens_per_second=self.tokens / self.seconds,
+            seconds_left=self.seconds / self.done * (self.settings.steps - self.done),
+        )
+
+    def _update(self, loss: float) -> None:
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = norm_of(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip))
+        # a gradient that overflowed in float16 is the scaler's business: it scales down, and nobody steps
+        if not math.isfinite(loss) or not (math.isfinite(norm) or self.scaler.is_enabled()):
+            raise TrainingStopped(
+                f"step {self.done + 1}: the {'loss' if not math.isfinite(loss) else 'gradient'} is not a finite number",
+                hint=f"try a smaller learning rate, --lr {self.lr / 4:g}, or --dtype float32",
+            )
+        if math.isfinite(norm):
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def _validated(self) -> Validated:
+        self.after = self._validate(self.objective.predict)
+        return Validated(step=self.done, loss=self.after, best=self._keep_if_best(self.after))
+
+    def _validate(self, predict: Callable[[Tensor], Tensor]) -> float:
+        """Mean loss on the validation part, the same in all processes."""
+        with autocast(self.device, self.precision):
+            progress = self.around.progress
+            return mean_loss(predict, self.val, limit=self.limit, device=self.device, progress=progress).loss
+
+    def _recovered(self) -> bool:
+        old = self.old if self.settings.until_recovered else None
+        return old is not None and self.after <= old + self.settings.tolerance
+
+    def _keep_if_best(self, loss: float) -> bool:
+        """Remember the weights where the loss is the lowest so far; those before the first step whatever it is."""
+        if self.best_state and not loss < self.best:
+            return False
+        self.best = loss if math.isfinite(loss) else math.inf
+        self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
+        return True
+
+    def _give_best(self) -> None:
+        with torch.no_grad():
+            for name, tensor in self.model.to_state().items():
+                tensor.copy_(self.best_state[name])
+
+    def _save(self) -> Iterator[Saved]:
+        """Hand everything that the rest of the run depends on to the keeper, where there is one."""
+        if self.around.keeper is None:
+            return
+        parts = {
+            "model": self.model.to_state(),
+            "best": self.best_state,
+            "optimizer": pack_optimizers(self.model, self.optimizers),
+        }
+        tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in whole(state).items()}
+        tensors["random.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        facts = {name: getattr(self, name) for name in _COUNTED}
+        facts |= {"random": self.random.bit_generator.state, "scaler": self.scaler.state_dict()}
+        yield Saved(step=self.done, path=self.around.keeper.save(tensors, facts))
+
+    def _restore(self, tensors: State, facts: Mapping[str, Any]) -> Iterator[Notice]:
+        def part(prefix: str) -> State:
+            return {n.removeprefix(prefix): tensor for n, tensor in tensors.items() if n.startswith(prefix)}
+
+        for name in _COUNTED:
+            setattr(self, name, facts[name])
+        fill(self.model.to_state(), part("model."))
+        self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
+        fill(self.best_state, part("best."))
+        self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
+        unpack_optimizers(self.model, self.optimizers, like(self.model, part("optimizer.")))
+        self.random.bit_generator.state = facts["random"]
+        self.scaler.load_state_dict(facts["scaler"])
+        torch.set_rng_state(tensors["random.cpu"])
+        if self.device.type == "cuda" and "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        yield Notice(text=f"resumed after step {self.done}")
+
+    def _too_large(self) -> UsageError:
+        if self.batch > 1:
+            accum = 2 * self.settings.grad_accum
+            hint = f"try --batch-size {self.batch // 2} --grad-accum {accum}, or --activation-checkpointing"
+        else:
+            hint = f"try --block-size {max(1, self.train.context // 2)}, or --activation-checkpointing"
+        return UsageError(
+            f"there is not enough memory on {self.device.type} for {self.batch} windows of {self.train.context} tokens",
+            hint=hint,
+        )
+
+    def _finished(self, stopped: Stopped) -> Finished:
+        return Finished(
+            steps=self.done,
+            tokens=self.tokens,
+            before=self.before,
+            after=self.after,
+            best=self.best,
+            old=self.old,
+            tokens_per_second=self.tokens / max(self.seconds, 1e-9),
+            device=self.device.type,
+            dtype=str(self.precision).removeprefix("torch."),
+            stopped=stopped,
+        )

@@ -1,0 +1,113 @@
+"""Two processes on the CPU do what one does with the same batch: as DDP, cut up, and when a run changes hands."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny
+import torch
+
+from modernize.events import Settings
+from modernize.facts import Facts
+from modernize.loading import load
+from modernize.parallel import World
+from modernize.tune import Job, tune
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo here")
+
+
+@pytest.fixture
+def data(tmp_path):
+    return tiny.write_bin(tmp_path / "data", tiny.spec())
+
+
+@pytest.fixture
+def new(run, nano, tmp_path):
+    path = tmp_path / "new.safetensors"
+    assert run("convert", nano, path, "--init", "fold").code == 0
+    return path
+
+
+@pytest.fixture
+def finetune(new, nano, data, tmp_path):
+    """Run the command in some processes; gives its JSON, the losses of its log, and the tensors that it wrote."""
+
+    def call(name, *options, processes, code=0):
+        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "--"]
+        module = run if processes > 1 else ["-m"]  # what comes after `--` is not torchrun's, which has a --log-dir
+        out, log = tmp_path / f"{name}.safetensors", tmp_path / f"{name}.jsonl"
+        done = subprocess.run(
+            [
+                sys.executable, *module, "modernize", "finetune", str(new), "--data", str(data),
+                "--teacher", str(nano), "--steps", "6", "--eval-every", "3", "--batch-size", "4", "--device", "cpu",
+                "-o", str(out), "--log", str(log), "--json", *options,
+            ],
+            capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        )  # fmt: skip
+        assert (done.returncode == 0) == (code == 0), done.stderr
+        if code:
+            return done.stderr
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        losses = [row["loss"] for row in rows if row["event"] in {"stepped", "validated"}]
+        return json.loads(done.stdout), losses, load(out).state_dict()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("options", "close"),
+    [
+        (("--optimizer", "adamw"), 1e-5),
+        (("--optimizer", "adamw", "--shard"), 1e-5),
+        (("--shard",), 2e-4),  # Muon orthogonalises in bfloat16, and parts are summed in another order
+    ],
+    ids=["ddp", "shard", "shard with muon"],
+)
+def test_two_processes_do_what_one_does(finetune, options, close):
+    report, losses, weights = finetune("one", *options, processes=1)
+    both, shared, theirs = finetune("two", *options, processes=2)
+    assert len(losses) == 8
+    assert shared == pytest.approx(losses, abs=close)
+    assert (both["tokens"], both["steps"]) == (report["tokens"], 6)
+    assert both["loss"] == pytest.approx(report["loss"], abs=close)
+    for name in weights:
+        torch.testing.assert_close(theirs[name], weights[name], rtol=0, atol=10 * close)
+
+
+def test_a_run_of_one_process_is_resumed_by_two(finetune, new, nano, data, tmp_path):
+    _, losses, _ = finetune("one", processes=1)
+    asked = iter([False] * 4 + [True] * 100)
+    job = Job(
+        checkpoint=new,
+        data=str(data),
+        output=tmp_path / "two.safetensors",
+        teacher=nano,
+        tokenizer=None,
+        data_dtype="uint16",
+        facts=Facts(),
+        weights="model",
+        log=tmp_path / "two.jsonl",
+        plot=None,
+        force=False,
+        resume=False,
+        settings=Settings(steps=6, eval_every=3, batch_size=4, device="cpu"),
+    )
+    assert list(tune(job, stop=lambda: next(asked)))[-1].finished.steps == 4
+    _, shared, _ = finetune("two", "--shard", "--resume", processes=2)
+    assert shared == pytest.approx(losses, abs=2e-4)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_once(finetune):
+    said = finetune("odd", "--batch-size", "3", processes=2, code=2)
+    assert said.count("error: a batch of 3 windows cannot be shared evenly by 2 processes") == 1
+    assert "--batch-size 4" in said
+
+
+def test_alone_every_share_is_the_whole():
+    batch = torch.arange(8).view(4, 2)
+    assert World().share(batch).equal(batch)
+    assert World(rank=1, size=2).share(batch).tolist() == [[2, 3], [6, 7]]
+    assert not World().any(False, torch.device("cpu"))
+    assert World().any(True, torch.device("cpu"))

@@ -1,0 +1,298 @@
+"""A run that was stopped goes on as if it had not been: same bytes, or a sentence that says what is not the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import tiny
+import torch
+from safetensors import safe_open
+
+import modernize
+from modernize.errors import TrainingStopped, UsageError
+from modernize.events import Notice, Saved, Settings, Started, Stepped
+from modernize.facts import Facts
+from modernize.interrupts import caught
+from modernize.loading import load
+from modernize.run import Run
+from modernize.tune import Job, Tuned, run_file, tune
+
+
+@pytest.fixture
+def data(tmp_path):
+    return tiny.write_bin(tmp_path / "data", tiny.spec())
+
+
+@pytest.fixture
+def new(run, nano, tmp_path):
+    path = tmp_path / "new.safetensors"
+    assert run("convert", nano, path, "--init", "fold").code == 0
+    return path
+
+
+@pytest.fixture
+def job(new, nano, data, tmp_path):
+    def make(name="out", *, resume=False, force=False, taught=True, **settings):
+        return Job(
+            checkpoint=new,
+            data=str(data),
+            output=tmp_path / f"{name}.safetensors",
+            teacher=nano if taught else None,
+            tokenizer=None,
+            data_dtype="uint16",
+            facts=Facts(),
+            weights="model",
+            log=tmp_path / f"{name}.jsonl",
+            plot=None,
+            force=force,
+            resume=resume,
+            settings=Settings(**{"steps": 12, "batch_size": 4, "device": "cpu", "eval_every": 4, **settings}),
+        )
+
+    return make
+
+
+def stop_before(step):
+    """Ask to stop before a step, counted from 1, is made."""
+    asked = iter([False] * (step - 1) + [True] * 100)
+    return lambda: next(asked)
+
+
+def end_of(events):
+    found = list(events)
+    assert isinstance(found[-1], Tuned)
+    return found[-1].finished
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw", "grad_accum": 2}, {"dtype": "float16"}], ids=str)
+@pytest.mark.parametrize("step", [1, 2, 5, 12])
+def test_a_resumed_run_gives_the_same_bytes(job, step, options):
+    whole = job("whole", **options)
+    end = end_of(tune(whole))
+    part = job("part", **options)
+    cut = end_of(tune(part, stop=stop_before(step)))
+    assert (cut.stopped, cut.steps) == ("interrupted", step - 1)
+    assert run_file(part.output).exists()
+    torch.manual_seed(99)
+    rest = end_of(tune(job("part", resume=True, **options)))
+    assert part.output.read_bytes() == whole.output.read_bytes()
+    assert (rest.steps, rest.tokens, rest.before, rest.after, rest.best, rest.old, rest.stopped) == (
+        12, end.tokens, end.before, end.after, end.best, end.old, "steps",
+    )  # fmt: skip
+    assert not run_file(part.output).exists()
+    assert losses(part.log) == losses(whole.log)
+
+
+def history_of(path):
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["modernize"])["finetunes"]
+
+
+def losses(log):
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return [(row["event"], row["step"], row["loss"]) for row in rows if row["event"] in {"stepped", "validated"}]
+
+
+def test_a_run_can_be_stopped_twice(job):
+    whole = job("whole")
+    end_of(tune(whole))
+    end_of(tune(job("part"), stop=stop_before(4)))
+    assert end_of(tune(job("part", resume=True), stop=stop_before(4))).steps == 6
+    end_of(tune(job("part", resume=True)))
+    assert job("part").output.read_bytes() == whole.output.read_bytes()
+
+
+def test_a_crash_loses_what_came_after_the_last_save(job):
+    whole = job("whole")
+    end_of(tune(whole))
+    events = tune(job("part", checkpoint_every=5))
+    seen = []
+    for event in events:
+        seen.append(event)
+        if isinstance(event, Stepped) and event.step == 8:
+            break
+    events.close()
+    assert [e.step for e in seen if isinstance(e, Saved)] == [5]
+    assert not job("part").output.exists()
+    found = list(tune(job("part", resume=True)))
+    assert next(e for e in found if isinstance(e, Started)).done == 5
+    assert job("part").output.read_bytes() == whole.output.read_bytes()
+
+
+def test_saving_changes_nothing(job):
+    end_of(tune(job("whole")))
+    found = list(tune(job("part", checkpoint_every=3)))
+    assert [e.step for e in found if isinstance(e, Saved)] == [3, 6, 9]
+    one, other = (job(name).output.read_bytes() for name in ("whole", "part"))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lr": 1e-3}, "--lr is 0.001, and was 0.0 "),
+        ({"steps": 13}, "--steps is 13, and was 12 "),
+        ({"taught": False}, "--teacher"),
+    ],
+    ids=str,
+)
+def test_a_changed_option_is_named(job, change, named):
+    end_of(tune(job(), stop=stop_before(3)))
+    with pytest.raises(Exception, match=named) as caught:
+        end_of(tune(job(resume=True, **change)))
+    assert caught.value.exit_code == 2
+
+
+def test_changed_data_are_named(job, data):
+    end_of(tune(job(), stop=stop_before(3)))
+    raw = bytearray((data / "train.bin").read_bytes())
+    raw[0] ^= 1
+    (data / "train.bin").write_bytes(raw)
+    with pytest.raises(Exception, match="--data"):
+        end_of(tune(job(resume=True)))
+
+
+def test_a_saved_run_is_not_overwritten_unasked(job):
+    end_of(tune(job(), stop=stop_before(3)))
+    job().output.unlink()
+    job().log.unlink()
+    with pytest.raises(Exception, match="a run that would write") as caught:
+        end_of(tune(job()))
+    assert caught.value.exit_code == 4
+    assert end_of(tune(job(force=True))).stopped == "steps"
+    assert not run_file(job().output).exists()
+
+
+def test_nothing_to_resume_is_a_beginning(job):
+    found = list(tune(job(resume=True)))
+    assert any("begins at the beginning" in event.text for event in found if isinstance(event, Notice))
+    assert isinstance(found[-1], Tuned)
+
+
+@pytest.mark.parametrize("raw", [b"", b"not a run", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_damaged_run_file_is_refused(job, raw):
+    run_file(job().output).write_bytes(raw)
+    with pytest.raises(Exception, match="no run that can be resumed") as caught:
+        end_of(tune(job(resume=True)))
+    assert caught.value.exit_code == 3
+
+
+def test_a_run_file_holds_tensors_and_json(job):
+    end_of(tune(job(), stop=stop_before(6)))
+    with safe_open(run_file(job().output), framework="pt") as file:
+        assert {name.split(".")[0] for name in file.keys()} == {"model", "best", "optimizer", "random"}  # noqa: SIM118
+        plain = json.loads(file.metadata()["modernize_run"])
+    assert plain["facts"]["done"] == 5
+    assert [row["step"] for row in plain["history"] if row["event"] == "stepped"] == [1, 2, 3, 4, 5]
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+ENDLESS = ("--steps", "100000", "--batch-size", "4", "--device", "cpu", "--eval-every", "100000", "--json")
+
+
+def started(new, data, *options):
+    """A long run as a process of its own, that has begun to train."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "modernize", "finetune", str(new), "--data", str(data), *ENDLESS, *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if "100000 steps of" in line:
+            break
+    return process, "".join(said)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_once_and_leaves(new, data, tmp_path, sent, code):
+    process, _ = started(new, data)
+    process.send_signal(sent)
+    answer, said = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    report = json.loads(answer)
+    assert report["stopped"] == "interrupted"
+    assert "once more to leave at once" in said
+    assert "the run is saved in" in said
+    out = tmp_path / "new-finetuned.safetensors"
+    assert load(out).vocab_size == 61
+    assert run_file(out).exists()
+    assert not list(tmp_path.glob(".*.part"))
+    # and it goes on from there, until the next one
+    process, first = started(new, data, "--resume")
+    process.send_signal(sent)
+    answer, said = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    assert f"resumed after step {report['steps']}" in first
+    assert json.loads(answer)["steps"] >= report["steps"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
+def test_a_second_signal_leaves_at_once(monkeypatch):
+    """The first is noted, the second goes where it would have gone."""
+    told, sent = [], []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    before = signal.getsignal(signal.SIGTERM)
+    with caught(told.append) as interrupts:
+        signal.raise_signal(signal.SIGTERM)
+        assert (interrupts.asked(), interrupts.exit_code, len(told), sent) == (True, 143, 1, [])
+        signal.raise_signal(signal.SIGTERM)
+        assert sent == [(os.getpid(), signal.SIGTERM)]
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# ------------------------------------------------------------------------------------------ bad ends
+
+
+def test_a_loss_that_is_no_number_keeps_the_best_weights(job, monkeypatch):
+    """Validated at step 4, ruined at step 6."""
+    real = Run._update
+
+    def spoil(self, loss):
+        real(self, float("nan") if self.done == 5 else loss)
+
+    monkeypatch.setattr(Run, "_update", spoil)
+    with pytest.raises(TrainingStopped, match=r"step 6.*has the weights of step 4"):
+        end_of(tune(job(lr=3e-3)))
+    kept = load(job().output)
+    assert modernize.evaluate(kept, job().data).loss < modernize.evaluate(load(job().checkpoint), job().data).loss
+    assert history_of(job().output)[0]["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "batch", "hint"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), 4, "--batch-size 2 --grad-accum 2"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "--block-size 8"),
+    ],
+)
+def test_too_little_memory_says_what_to_try(job, monkeypatch, error, batch, hint):
+    def full(self):
+        raise error
+
+    monkeypatch.setattr(Run, "_step", full)
+    with pytest.raises(UsageError, match="not enough memory on cpu") as found:
+        end_of(tune(job(batch_size=batch)))
+    assert hint in found.value.hint
+
+
+def test_recomputed_activations_give_the_same_weights(job):
+    end_of(tune(job("kept")))
+    end_of(tune(job("again", activation_checkpointing=True)))
+    kept, again = (load(job(name).output).state_dict() for name in ("kept", "again"))
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def test_a_run_stops_when_the_old_loss_is_reached(job):
+    found = end_of(tune(job(until_recovered=True, tolerance=100.0, eval_every=4)))
+    assert (found.stopped, found.steps) == ("recovered", 4)
+    found = end_of(tune(job("far", until_recovered=True, lr=1e-9)))
+    assert (found.stopped, found.steps) == ("steps", 12)
+    assert found.best > found.old
+    with pytest.raises(UsageError, match="needs the old model"):
+        end_of(tune(job(until_recovered=True, taught=False, force=True)))
