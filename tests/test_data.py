@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modernize.data import IGNORED, load_corpus, pydoc_text, windows
+from modernize.data import IGNORED, Corpus, load_corpus, pydoc_text, windows
 from modernize.errors import BadData
 from modernize.tokenizer import BytesTokenizer, VocabularyTokenizer, find_tokenizer
 
@@ -147,19 +147,33 @@ def test_data_that_is_not_there(tmp_path):
 
 def test_ids_past_the_vocabulary(tmp_path):
     np.array([1, 2, 300], dtype=np.uint16).tofile(tmp_path / "a.bin")
-    with pytest.raises(BadData, match="token id 300, and the model knows 256"):
+    with pytest.raises(BadData, match="token id 300 at place 2, and the model knows 256"):
         load(tmp_path / "a.bin")
     np.save(tmp_path / "a.npy", np.array([1, 2, -1]))
-    with pytest.raises(BadData, match="token id -1"):
+    with pytest.raises(BadData, match="token id -1 at place 2"):
         load(tmp_path / "a.npy")
 
 
-def test_ids_of_a_file_too_large_to_check_are_checked_as_they_are_used(tmp_path, monkeypatch):
-    monkeypatch.setattr("modernize.data._CHECKED_AT_ONCE", 2)
-    np.array([1, 2, 300, 4, 5], dtype=np.uint16).tofile(tmp_path / "val.bin")
-    corpus = load(tmp_path / "val.bin")
-    with pytest.raises(BadData, match="token id 300"):
-        cut(corpus.val, 2).take(np.array([0]))
+def test_every_id_is_looked_at_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("modernize.data._CHECKED_AT_ONCE", 7)
+    ids = np.zeros(100, dtype=np.uint16)
+    ids[45] = 999
+    ids.tofile(tmp_path / "a.bin")
+    with pytest.raises(BadData, match="token id 999 at place 45"):
+        load(tmp_path / "a.bin")
+
+
+def test_the_digest_of_a_corpus_is_that_of_its_ids(monkeypatch):
+    def digest(train, val):
+        return Corpus(name="", train=np.array(train, dtype=np.uint16), val=np.array(val)).digest()
+
+    assert digest([1, 2, 3], [4]) == digest([1, 2, 3], [4])
+    assert len({digest([1, 2, 3], [4]), digest([1, 2], [3, 4]), digest([1, 2, 4], [4]), digest([[1, 2, 3]], [4])}) == 4
+    monkeypatch.setattr("modernize.data.DIGESTED", 1 << 17)  # of a large one, pieces from all over it
+    large = np.zeros(1 << 19, dtype=np.uint16)
+    before = digest(large, [1])
+    large[0] = 1
+    assert digest(large, [1]) != before
 
 
 # ------------------------------------------------------------------------------------------ windows

@@ -94,7 +94,7 @@ def test_progress_goes_to_stderr_and_quiet_silences_it(run, nano, data):
     ("arguments", "said"),
     [
         (("--data", "{tmp}/short.bin"), "one window of context 16 needs 17"),
-        (("--data", "{tmp}/past.bin"), "token id 61, and the model knows 61"),
+        (("--data", "{tmp}/past.bin"), "token id 61 at place"),
         (("--data", "{tmp}/a.txt"), "no tokenizer"),
         (("--data", "{tmp}/a.txt", "--tokenizer", "{tmp}/meta.pkl"), "'é' (U+00E9, at position 0)"),
         (("--data", "{tmp}/gone.txt"), "no data"),

@@ -17,6 +17,7 @@ from modernize.events import Finished, Notice, Settings, Started, Stepped, Valid
 from modernize.loading import load
 from modernize.measure import token_losses
 from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr, schedule
+from modernize.sample import self_corpus
 from modernize.train import default_batch_size, finetune
 
 
@@ -454,3 +455,22 @@ def test_a_stop_on_a_bad_number_is_exit_five(run, tmp_path, data):
 
 def test_auto_is_a_device_that_is_there(new, data):
     assert events_of(new, data, device="auto", steps=1)[0].device == choose_device("auto").type
+
+
+def test_text_of_the_teacher_is_data_too(run, new, nano, tmp_path):
+    out = tmp_path / "out.safetensors"
+    options = ("--data", "self", "--steps", 40, "--batch-size", 8, "--lr", 1e-2, "--json", "-o", out)
+    refused = run("finetune", new, *options)
+    assert (refused.code, "--teacher OLD" in refused.err) == (2, True)
+    result = run("finetune", new, *options, "--teacher", nano)
+    assert result.code == 0, result.err
+    loss = result.json["loss"]
+    assert loss["old"] < loss["best"] < loss["before"] - 0.2
+
+
+def test_what_a_teacher_writes_depends_on_the_seed_alone(nano):
+    one, same, other = (self_corpus(load(nano), tokens=100, seed=seed) for seed in (3, 3, 4))
+    assert one.train.shape == (7, 17)
+    assert one.val.shape == (1, 17)
+    assert np.array_equal(one.train, same.train)
+    assert not np.array_equal(one.train, other.train)

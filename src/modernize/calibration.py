@@ -35,7 +35,6 @@ def unseen(what: str, done: int, total: int) -> None:
     """Progress that nobody looks at."""
 
 
-SELF = "self"
 TOKENS = 16384  # to fit to
 HELD_OUT = 4  # for each so many sequences that are fitted to, one that judges
 FEWEST = 8  # sequences to fit to, at least

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from modernize.calibration import (
-    SELF,
     Calibration,
     Progress,
     old_loss,
@@ -21,7 +20,7 @@ from modernize.calibration import (
 from modernize.calibration import calibrate as run_calibration
 from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import Bias, DataDType, DeviceName, DTypeName, Effort, Init, Tie, Weights
-from modernize.data import Corpus, data_files, load_corpus
+from modernize.data import SELF, Corpus, data_files, load_corpus
 from modernize.devices import device_for_fits
 from modernize.errors import BadData, check_choice
 from modernize.inspection import Parameters, fates_of

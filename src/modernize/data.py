@@ -20,12 +20,13 @@ from modernize.tokenizer import Tokenizer
 
 Ids = NDArray[Any]  # (n,) or, one sequence a row, (n, T + 1)
 PYDOC = "pydoc"
+SELF = "self"  # text that the old model writes; see sample.py
 SPLITS = ("train.bin", "val.bin")
 IGNORED = -1  # a target that is not predicted
 TRAIN_SHARE = 0.9
 DIGESTED = 1 << 28  # ids; more would keep a run waiting that has to be saved
 _PIECE = 1 << 16
-_CHECKED_AT_ONCE = 1 << 26  # ids
+_CHECKED_AT_ONCE = 1 << 22  # ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +90,11 @@ def load_corpus(
 
 
 def data_files(data: str | Path) -> tuple[Path, ...]:
-    """The files that DATA is read from; none for pydoc."""
+    """The files that DATA is read from; none for pydoc and self."""
     path = Path(data)
     if path.is_dir():
         return tuple(path / name for name in SPLITS)
-    return () if str(data) == PYDOC else (path,)
+    return () if str(data) in {PYDOC, SELF} else (path,)
 
 
 def pydoc_text() -> str:
@@ -172,19 +173,17 @@ def _text(path: Path) -> str:
 
 
 def _check_ids(ids: Ids, vocab_size: int, name: str) -> None:
-    """Ids must be within the vocabulary; of a very large file, windows are checked as they are used. Raises BadData."""
-    if ids.size and ids.size <= _CHECKED_AT_ONCE:
-        _check_range(ids, vocab_size, name)
-
-
-def _check_range(ids: Ids, vocab_size: int, name: str) -> None:
-    low, high = int(ids.min()), int(ids.max())
-    padded = ids.ndim == 2 and low == IGNORED
-    if high >= vocab_size or (low < 0 and not padded):
-        raise BadData(
-            f"{name} has the token id {high if high >= vocab_size else low}, and the model knows {vocab_size}",
-            hint="give the data that belongs to this model's tokenizer, or check --data-dtype",
-        )
+    """All ids must be within the vocabulary, before any work is done. Raises BadData with the first that is not."""
+    lowest = IGNORED if ids.ndim == 2 else 0
+    flat = ids.reshape(-1)
+    for start in range(0, len(flat), _CHECKED_AT_ONCE):
+        part = flat[start : start + _CHECKED_AT_ONCE]
+        if part.max() >= vocab_size or part.min() < lowest:
+            place = int(np.flatnonzero((part >= vocab_size) | (part < lowest))[0])
+            raise BadData(
+                f"{name} has the token id {part[place]} at place {start + place}, and the model knows {vocab_size}",
+                hint="give the data that belongs to this model's tokenizer, or check --data-dtype",
+            )
 
 
 # ---------------------------------------------------------------------------------------------- windows
@@ -222,12 +221,10 @@ class Windows:
 
     def _at(self, starts: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         window = np.stack([self.ids[s : s + self.context + 1] for s in starts]).astype(np.int64)  # (B, T + 1)
-        _check_range(window.reshape(-1), self.vocab_size, self.name)
         return window[:, :-1], window[:, 1:]
 
     def _rows(self, numbers: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = np.asarray(self.ids[numbers]).astype(np.int64)  # (B, T + 1)
-        _check_range(rows, self.vocab_size, self.name)
         return np.maximum(rows[:, :-1], 0), rows[:, 1:]
 
 

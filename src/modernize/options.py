@@ -137,7 +137,10 @@ TokenizerOption = Annotated[
 DataDTypeOption = Annotated[DataDType, typer.Option("--data-dtype", help="Of the ids in a .bin file.")]
 READING: dict[str, tuple[Any, Any]] = {
     "data": (
-        Annotated[str, typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, a folder, or the word pydoc.")],
+        Annotated[
+            str,
+            typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, a folder, pydoc; to fine-tune also self."),
+        ],
         inspect.Parameter.empty,
     ),
     "tokenizer": (TokenizerOption, None),

@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from modernize.errors import BadData
+from modernize.data import SELF, Corpus
+from modernize.errors import BadData, BadTensors
 from modernize.loading import Model
 from modernize.measure import Progress, silent
 from modernize.old import OldGPT
 from modernize.tokenizer import Tokenizer
 
 LEAD_IN = 8  # tokens before the first that counts, of text that a model writes of itself
+SELF_AT_ONCE = 1 << 14  # tokens, for which keys and values are kept
 COLDEST = 1e-6  # below this, dividing by the temperature overflows, and only the likeliest token is left
 
 
@@ -61,6 +63,31 @@ def self_text(
                     if not torch.isfinite(logits).all():
                         raise FloatingPointError("the model's logits are not finite")
                     ids = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0]
+
+
+def self_corpus(model: OldGPT, *, tokens: int, seed: int) -> Corpus:
+    """DATA that an old model writes itself: rows of its own context, `tokens` to train on and a tenth of that to judge.
+
+    Deterministic by seed. Raises BadTensors for a model that predicts no finite numbers.
+    """
+    length = model.block_size
+    train = -(-tokens // length)
+    wanted = train + max(1, train // 10)
+    at_once = max(1, SELF_AT_ONCE // length)
+    try:
+        parts = [
+            torch.stack(
+                list(self_text(model, sequences=min(at_once, wanted - start), length=length + 1, seed=seed + start)), 1
+            )
+            for start in range(0, wanted, at_once)
+        ]
+    except FloatingPointError as error:
+        raise BadTensors(
+            "the old model's predictions are not finite numbers in float32, so it can write nothing",
+            hint="check it with modernize eval, and give other data",
+        ) from error
+    rows = torch.cat(parts).numpy()  # (N, T + 1)
+    return Corpus(name=SELF, train=rows[:train], val=rows[train:])
 
 
 def write_text(

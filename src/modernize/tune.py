@@ -13,7 +13,8 @@ import torch
 
 from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import DataDType, Weights
-from modernize.data import Corpus, data_files, load_corpus
+from modernize.data import SELF, Corpus, data_files, load_corpus
+from modernize.devices import choose_device
 from modernize.errors import OutputRefused, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started
 from modernize.facts import Facts
@@ -24,10 +25,13 @@ from modernize.parallel import World, whole
 from modernize.plot import check_plot, plot_losses
 from modernize.resume import RunFile
 from modernize.run import Surroundings, never
+from modernize.sample import self_corpus
 from modernize.stored import Stored
 from modernize.tokenizer import find_tokenizer, tokenizer_files
-from modernize.train import finetune
+from modernize.train import default_batch_size, finetune
 from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
+
+SELF_TOKENS = 1 << 18  # that an old model writes, at most: what it writes last teaches little more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +97,18 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
     if job.teacher:
         teacher, warnings = _teacher(job.teacher, job.facts, job.weights)
         yield from (Notice(text=text) for text in warnings)
-    corpus = load_corpus(
-        job.data,
-        tokenizer=lambda: find_tokenizer(
-            job.tokenizer, vocabulary=stored.vocabulary, beside=job.checkpoint, vocab_size=model.vocab_size
-        ),
-        vocab_size=model.vocab_size,
-        dtype=job.data_dtype,
-    )
+    if job.data == SELF:
+        yield Notice(text="the old model writes the text to learn from")
+        corpus = _self(job.settings, model, teacher)
+    else:
+        corpus = load_corpus(
+            job.data,
+            tokenizer=lambda: find_tokenizer(
+                job.tokenizer, vocabulary=stored.vocabulary, beside=job.checkpoint, vocab_size=model.vocab_size
+            ),
+            vocab_size=model.vocab_size,
+            dtype=job.data_dtype,
+        )
     keeper = RunFile(run_file(job.output), _identity(job, corpus), writes=world.first)
     around = Surroundings(keeper=keeper, resume=job.resume, stop=stop, world=world)
     result, begun = _Result(job, model, stored, dtype, world), False
@@ -123,6 +131,17 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
     if event.stopped != "interrupted":
         keeper.remove()
     yield Tuned(input=job.checkpoint, output=job.output, finished=event)
+
+
+def _self(settings: Settings, model: ModernGPT, teacher: OldGPT | None) -> Corpus:
+    """Text of the old model, as much as the run can use and at most SELF_TOKENS. Raises UsageError without one."""
+    if teacher is None:
+        raise UsageError("--data self is text that the old model writes", hint="give it: --teacher OLD")
+    block = settings.block_size or model.block_size
+    batch = settings.batch_size or default_batch_size(block)
+    wanted = settings.steps * settings.grad_accum * batch * block
+    teacher = teacher.to(choose_device(settings.device), torch.float32)
+    return self_corpus(teacher, tokens=min(wanted, SELF_TOKENS), seed=settings.seed)
 
 
 @dataclass(frozen=True)
