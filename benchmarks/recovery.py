@@ -17,7 +17,6 @@ import argparse
 import copy
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import machine
 from recovery_page import render
 from torch import nn
 from torch.nn import functional as F
@@ -264,24 +264,6 @@ def _train_on(
             optimizer.step()
         seconds += time.perf_counter() - began
         yield model, step + 1, seconds
-
-
-def machine() -> str:
-    """What it was measured on."""
-    names = (
-        [
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        if Path("/proc/cpuinfo").exists()
-        else []
-    )
-    processor = names[0] if names else platform.processor() or platform.machine()
-    return (
-        f"{processor}, {torch.get_num_threads()} threads, {platform.system()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}"
-    )
 
 
 def as_row(measured: Measured) -> dict[str, Any]:

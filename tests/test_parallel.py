@@ -60,10 +60,11 @@ def finetune(new, nano, data, tmp_path):
     ("options", "close"),
     [
         (("--optimizer", "adamw"), 1e-5),
-        (("--optimizer", "adamw", "--shard"), 1e-5),
+        (("--optimizer", "adamw", "--grad-accum", "2"), 1e-5),
+        (("--optimizer", "adamw", "--grad-accum", "2", "--shard"), 1e-5),
         (("--shard",), 2e-4),  # Muon orthogonalises in bfloat16, and parts are summed in another order
     ],
-    ids=["ddp", "shard", "shard with muon"],
+    ids=["ddp", "ddp, two batches", "shard, two batches", "shard with muon"],
 )
 def test_two_processes_do_what_one_does(finetune, options, close):
     report, losses, weights = finetune("one", *options, processes=1)

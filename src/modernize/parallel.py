@@ -81,6 +81,19 @@ def spread(objective: nn.Module, model: ModernGPT, world: World, *, shard: bool)
     return objective
 
 
+@contextlib.contextmanager
+def together(module: nn.Module, *, last: bool) -> Iterator[None]:
+    """Around the forward and backward pass of one of several batches: gradients are exchanged with the last of them."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    exchange = getattr(module, "set_requires_gradient_sync", None)  # of FSDP2
+    if exchange:
+        exchange(last)
+    yield
+
+
 def whole(state: State) -> State:
     """Tensors with all of their parts, on the CPU. All processes take part."""
     return {name: _whole(tensor).detach().cpu() for name, tensor in state.items()}

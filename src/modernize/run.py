@@ -30,7 +30,7 @@ from modernize.model import ModernGPT
 from modernize.objective import Objective
 from modernize.old import OldGPT
 from modernize.optim import build_optimizers, default_lr, pack_optimizers, schedule, unpack_optimizers
-from modernize.parallel import World, fill, like, norm_of, spread, whole
+from modernize.parallel import World, fill, like, norm_of, spread, together, whole
 from modernize.spec import State
 
 _COUNTED = ("done", "tokens", "seconds", "lr", "before", "old", "after", "best")  # of a run, as it is saved
@@ -187,10 +187,11 @@ class Run:
         # of the whole step, so that batches with much and with little padding weigh what they hold
         predicted = sum(int((targets != IGNORED).sum()) for _, targets in batches)
         total = torch.zeros((), device=self.device)
-        for batch in batches:
+        for number, batch in enumerate(batches):
             x, y = (transfer(world.share(torch.from_numpy(ids)), self.device) for ids in batch)  # (B, T)
-            loss = self.spread(x, y) / max(predicted, 1)
-            self.scaler.scale(loss * world.size).backward()  # gradients are averaged over processes
+            with together(self.spread, last=number + 1 == len(batches)):
+                loss = self.spread(x, y) / max(predicted, 1)
+                self.scaler.scale(loss * world.size).backward()  # gradients are averaged over processes
             total += loss.detach()
         mean = world.total(total).item()  # the one place where the device is waited for
         self._update(mean)

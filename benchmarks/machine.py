@@ -1,0 +1,22 @@
+"""What a benchmark was measured on."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+
+def machine() -> str:
+    """Processor or card, threads, and versions."""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{_processor()}, {torch.get_num_threads()} threads"
+    return f"{device}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    there = Path("/proc/cpuinfo")
+    lines = there.read_text(encoding="utf-8").splitlines() if there.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
