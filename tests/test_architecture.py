@@ -21,6 +21,7 @@ ORDER = (
     ("old", "model"),
     ("rewrite",),
     ("loading", "inspection", "tokenizer"),
+    ("text",),
     ("data", "devices"),
     ("measure", "optim", "objective", "parallel"),
     ("run", "sample"),

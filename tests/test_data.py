@@ -9,6 +9,7 @@ import pytest
 
 from modernize.data import IGNORED, Corpus, load_corpus, pydoc_text, windows
 from modernize.errors import BadData
+from modernize.text import encode_file
 from modernize.tokenizer import BytesTokenizer, VocabularyTokenizer, find_tokenizer
 
 
@@ -174,6 +175,58 @@ def test_the_digest_of_a_corpus_is_that_of_its_ids(monkeypatch):
     before = digest(large, [1])
     large[0] = 1
     assert digest(large, [1]) != before
+
+
+# ------------------------------------------------------------------------------------------ text
+
+
+def test_line_ends_are_kept(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n" * 5)
+    corpus = load(tmp_path / "a.txt")
+    assert bytes([*corpus.train, *corpus.val]) == b"one\r\ntwo\r\n" * 5
+
+
+@pytest.fixture
+def gpt2_like(tmp_path):
+    """A byte-level BPE, trained here on a text with all kinds of spaces."""
+    tokenizers = pytest.importorskip("tokenizers")
+    inner = tokenizers.ByteLevelBPETokenizer()
+    inner.train_from_iterator([SPACED] * 3, vocab_size=400, min_frequency=1)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    return find_tokenizer(str(tmp_path / "tokenizer.json"), vocabulary={}, beside=tmp_path, vocab_size=1000)
+
+
+SPACED = "Ein Haus\n\n\n  steht da,\nein  Maß voll\r\n\tWein.\nÜber\n \nBerge 日本\nend " * 40
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1000])
+def test_a_large_text_gives_the_ids_of_the_whole_and_keeps_them(tmp_path, monkeypatch, gpt2_like, piece):
+    monkeypatch.setattr("modernize.text.LARGE", 100)
+    monkeypatch.setattr("modernize.text.PIECE", piece)
+    path = tmp_path / "a.txt"
+    path.write_bytes(SPACED.encode())
+    characters = VocabularyTokenizer({c: i for i, c in enumerate(sorted(set(SPACED)))}, "characters")
+    for tokenizer in (gpt2_like, characters, BytesTokenizer()):
+        found = encode_file(path, tokenizer)
+        assert isinstance(found, np.memmap)
+        assert found.dtype == np.uint16
+        assert found.tolist() == tokenizer.encode(SPACED).tolist()
+    caches = sorted(p.name for p in tmp_path.glob("a.txt.*.ids"))
+    assert len(caches) == 3
+    monkeypatch.setattr(BytesTokenizer, "encode", lambda *_: pytest.fail("encoded again"))
+    assert bytes(encode_file(path, BytesTokenizer()).tolist()) == SPACED.encode()
+    path.write_bytes(SPACED.encode() + b".")
+    with pytest.raises(pytest.fail.Exception):
+        encode_file(path, BytesTokenizer())
+    assert sorted(p.name for p in tmp_path.glob("*a.txt.*")) == caches
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_bytes_that_are_no_text_are_named_by_their_place(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr("modernize.text.PIECE", piece)
+    (tmp_path / "a.txt").write_bytes("aß".encode() + b"b\xffc")
+    with pytest.raises(BadData, match=r"byte 4\)"):
+        load(tmp_path / "a.txt")
 
 
 # ------------------------------------------------------------------------------------------ windows

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from modernize.choices import DataDType, Split
 from modernize.errors import BadData, check_choice
+from modernize.text import encode_file
 from modernize.tokenizer import Tokenizer
 
 Ids = NDArray[Any]  # (n,) or, one sequence a row, (n, T + 1)
@@ -82,7 +83,7 @@ def load_corpus(
     elif path.suffix == ".npy":
         ids, whole = _npy(path), False
     else:
-        ids, whole = tokenizer().encode(_text(path)), False
+        ids, whole = encode_file(path, tokenizer()), False
     if whole:
         _check_ids(ids, vocab_size, str(path))
         return Corpus(name=str(path), train=ids[:0], val=ids)
@@ -159,17 +160,6 @@ def _npy(path: Path) -> Ids:
             hint="put the ids of a row first and fill it up with -1",
         )
     return ids
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadData(
-            f"{path} is no UTF-8 text (byte {error.start})", hint="token ids go into a .bin or .npy file"
-        ) from error
-    except OSError as error:
-        raise BadData(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
 
 
 def _check_ids(ids: Ids, vocab_size: int, name: str) -> None:

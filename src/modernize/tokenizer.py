@@ -4,6 +4,7 @@
 beside it, bytes for a vocabulary of 256.
 """
 
+import hashlib
 import io
 import json
 import pickle
@@ -36,6 +37,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; an id without a token becomes U+FFFD."""
+
+    def fingerprint(self) -> str:
+        """The same for tokenizers that do the same."""
 
 
 class VocabularyTokenizer:
@@ -70,6 +74,10 @@ class VocabularyTokenizer:
         """The text of ids."""
         return "".join(self._itos.get(int(i), "\ufffd") for i in ids)
 
+    def fingerprint(self) -> str:
+        """Of all tokens."""
+        return _digest(json.dumps(self.stoi, sort_keys=True))
+
 
 class BytesTokenizer:
     """One token per byte of UTF-8."""
@@ -83,6 +91,10 @@ class BytesTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""
         return bytes(int(i) for i in ids if 0 <= int(i) < 256).decode("utf-8", errors="replace")
+
+    def fingerprint(self) -> str:
+        """There is one of these."""
+        return self.name
 
 
 class FileTokenizer:
@@ -100,6 +112,14 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids."""
         return str(self._inner.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def fingerprint(self) -> str:
+        """Of everything that the package says of it."""
+        return _digest(self._inner.to_str())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def find_tokenizer(option: str | None, *, vocabulary: Mapping[str, int], beside: Path, vocab_size: int) -> Tokenizer:
