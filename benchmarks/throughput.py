@@ -117,6 +117,7 @@ def plain_steps(  # noqa: PLR0917
     """The plainest loop."""
     device = torch.device("cuda" if CUDA else "cpu")
     model.to(device)
+    torch.set_float32_matmul_precision("high" if CUDA else "highest")  # as modernize does while it trains
     optimizers = build_optimizers(model, optimizer, 1e-4, device)
     forward = torch.compile(model) if compiled else model
     random, found = np.random.default_rng(0), []

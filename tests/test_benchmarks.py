@@ -47,3 +47,18 @@ def test_recovery_measures_every_way_and_writes_its_page(recovery, nano, tmp_pat
     assert f"Old model: {rows[0]['old']:.3f}." in page
     assert f"{rows[0]['losses'][2]:.3f}" in page
     assert (tmp_path / "recovery.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_throughput_measures_each_row_and_writes_its_page(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(FOLDER)
+    throughput = importlib.import_module("throughput")
+    size = throughput.Size(spec=throughput.shape(1, 2, 16, 8, 30), batch=4, steps=4)
+    monkeypatch.setattr(throughput, "SIZES", {"tiny": size})
+    results = {
+        ("tiny", "float32", False, row): [throughput.measure(size, row, "float32", False)] for row in throughput.ROWS
+    }
+    assert all(0 < found["seconds"] < 60 and found["memory"] > 0 for (found,) in results.values())
+    page = throughput.page(results)
+    assert page.count("| tiny, 4 × 8 |") == len(throughput.ROWS)
+    assert page.count("| 1.00 |") >= 2

@@ -9,7 +9,7 @@ import pytest
 
 from modernize.data import IGNORED, Corpus, load_corpus, pydoc_text, windows
 from modernize.errors import BadData
-from modernize.text import encode_file
+from modernize.text import _pieces, encode_file
 from modernize.tokenizer import BytesTokenizer, VocabularyTokenizer, find_tokenizer
 
 
@@ -197,6 +197,18 @@ def gpt2_like(tmp_path):
 
 
 SPACED = "Ein Haus\n\n\n  steht da,\nein  Maß voll\r\n\tWein.\nÜber\n \nBerge 日本\nend " * 40
+
+
+@pytest.mark.parametrize("line", ["one line\r\n", "a paragraph\n\n", "word\n", "  indented\n\tmore\nend\n"])
+def test_texts_of_all_kinds_are_cut(tmp_path, monkeypatch, gpt2_like, line):
+    monkeypatch.setattr("modernize.text.PIECE", 50)
+    (tmp_path / "a.txt").write_bytes(line.encode() * 100)
+    pieces = list(_pieces(tmp_path / "a.txt"))
+    assert max(map(len, pieces)) < 150
+    assert [i for piece in pieces for i in gpt2_like.encode(piece)] == gpt2_like.encode(line * 100).tolist()
+    monkeypatch.setattr("modernize.text.LONGEST_LINE", 60)
+    (tmp_path / "a.txt").write_bytes(b"x" * 1000)
+    assert max(map(len, _pieces(tmp_path / "a.txt"))) <= 100
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 1000])

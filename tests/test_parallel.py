@@ -66,9 +66,12 @@ def finetune(new, nano, data, tmp_path):
     ],
     ids=["ddp", "ddp, two batches", "shard, two batches", "shard with muon"],
 )
-def test_two_processes_do_what_one_does(finetune, options, close):
+def test_two_processes_do_what_one_does(finetune, tmp_path, options, close):
     report, losses, weights = finetune("one", *options, processes=1)
     both, shared, theirs = finetune("two", *options, processes=2)
+    rows = [json.loads(line) for line in (tmp_path / "two.jsonl").read_text().splitlines()]
+    began = next(row for row in rows if row["event"] == "started")
+    assert (began["processes"], began["sharded"]) == (2, "--shard" in options)
     assert len(losses) == 8
     assert shared == pytest.approx(losses, abs=close)
     assert (both["tokens"], both["steps"]) == (report["tokens"], 6)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -12,11 +13,12 @@ import torch
 from safetensors import safe_open
 
 import modernize
-from modernize.errors import TrainingStopped, UsageError
+from modernize.errors import OutputRefused, TrainingStopped, UsageError
 from modernize.events import Notice, Saved, Settings, Started, Stepped
 from modernize.facts import Facts
 from modernize.interrupts import caught
 from modernize.loading import load
+from modernize.model import Block
 from modernize.run import Run
 from modernize.tune import Job, Tuned, run_file, tune
 
@@ -155,6 +157,33 @@ def test_changed_data_are_named(job, data):
         end_of(tune(job(resume=True)))
 
 
+def test_only_files_of_the_run_are_replaced(job, tmp_path):
+    end_of(tune(job(), stop=stop_before(3)))
+    precious = tmp_path / "precious.jsonl"
+    precious.write_text("mine")
+    with pytest.raises(OutputRefused, match="exists already"):
+        end_of(tune(replace(job(resume=True), log=precious)))
+    assert precious.read_text() == "mine"
+    before = job().log.read_bytes()
+    with pytest.raises(UsageError, match="--lr"):
+        end_of(tune(job(resume=True, lr=1.0)))
+    assert job().log.read_bytes() == before
+    with pytest.raises(UsageError, match="same file"):
+        end_of(tune(replace(job("other"), log=run_file(job("other").output))))
+
+
+def test_a_gradient_that_always_overflows_ends_the_run(job, monkeypatch):
+    real = Run._update
+
+    def spoil(self, loss):
+        self.model.wte.weight.grad[0, 0] = float("inf")
+        real(self, loss)
+
+    monkeypatch.setattr(Run, "_update", spoil)
+    with pytest.raises(TrainingStopped, match="overflows in float16"):
+        end_of(tune(job(dtype="float16", steps=100)))
+
+
 def test_a_saved_run_is_not_overwritten_unasked(job):
     end_of(tune(job(), stop=stop_before(3)))
     job().output.unlink()
@@ -183,10 +212,11 @@ def test_a_damaged_run_file_is_refused(job, raw):
 def test_a_run_file_holds_tensors_and_json(job):
     end_of(tune(job(), stop=stop_before(6)))
     with safe_open(run_file(job().output), framework="pt") as file:
-        assert {name.split(".")[0] for name in file.keys()} == {"model", "best", "optimizer", "random"}  # noqa: SIM118
+        assert {name.split(".")[0] for name in file.keys()} == {"model", "best", "optimizer", "random", "history"}  # noqa: SIM118
         plain = json.loads(file.metadata()["modernize_run"])
+        history = json.loads(file.get_tensor("history").numpy().tobytes())
     assert plain["facts"]["done"] == 5
-    assert [row["step"] for row in plain["history"] if row["event"] == "stepped"] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in history if row["event"] == "stepped"] == [1, 2, 3, 4, 5]
 
 
 # ------------------------------------------------------------------------------------------ signals
@@ -231,19 +261,20 @@ def test_a_signal_saves_once_and_leaves(new, data, tmp_path, sent, code):
     assert json.loads(answer)["steps"] >= report["steps"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
 def test_a_second_signal_leaves_at_once(monkeypatch):
-    """The first is noted, the second goes where it would have gone."""
-    told, sent = [], []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    before = signal.getsignal(signal.SIGTERM)
+    """The first is noted, the second goes where it would have gone; under torchrun it is the same one again."""
+    told = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), caught(told.append) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert (interrupts.asked(), interrupts.exit_code, len(told)) == (True, 130, 1)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with caught(told.append) as interrupts:
         signal.raise_signal(signal.SIGTERM)
-        assert (interrupts.asked(), interrupts.exit_code, len(told), sent) == (True, 143, 1, [])
         signal.raise_signal(signal.SIGTERM)
-        assert sent == [(os.getpid(), signal.SIGTERM)]
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) == before
+        assert interrupts.exit_code == 143
 
 
 # ------------------------------------------------------------------------------------------ bad ends
@@ -281,9 +312,19 @@ def test_too_little_memory_says_what_to_try(job, monkeypatch, error, batch, hint
     assert hint in found.value.hint
 
 
-def test_recomputed_activations_give_the_same_weights(job):
+def test_recomputed_activations_give_the_same_weights(job, monkeypatch):
     end_of(tune(job("kept")))
+    calls, forward = [], Block.forward
+
+    def counted(self, *inputs):
+        calls.append(self)
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(Block, "forward", counted)
+    end_of(tune(job("more")))
+    often = len(calls)
     end_of(tune(job("again", activation_checkpointing=True)))
+    assert len(calls) - often == often + 12 * 2  # each of two blocks once more a step
     kept, again = (load(job(name).output).state_dict() for name in ("kept", "again"))
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 

@@ -469,8 +469,9 @@ def test_text_of_the_teacher_is_data_too(run, new, nano, tmp_path):
 
 
 def test_what_a_teacher_writes_depends_on_the_seed_alone(nano):
-    one, same, other = (self_corpus(load(nano), tokens=100, seed=seed) for seed in (3, 3, 4))
+    one, same, other = (self_corpus(load(nano), context=16, tokens=100, seed=seed) for seed in (3, 3, 4))
     assert one.train.shape == (7, 17)
     assert one.val.shape == (1, 17)
     assert np.array_equal(one.train, same.train)
     assert not np.array_equal(one.train, other.train)
+    assert self_corpus(load(nano), context=5, tokens=100, seed=3).train.shape == (20, 6)

@@ -64,8 +64,9 @@ def _open_streams() -> None:
 
 
 def _say(error: ModernizeError) -> None:
-    if os.environ.get("RANK", "0") != "0" and type(error) is not ModernizeError:
-        return  # of several processes the first says what all have met; a bug may be in any of them
+    rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+    if rank != "0" and isinstance(error, UsageError | OutputRefused):
+        return  # of several processes the first says what all have met; the rest may have happened to one
     from modernize.console import Output
 
     Output().error(error)

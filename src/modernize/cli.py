@@ -191,12 +191,12 @@ def finetune(
         resume=resume,
         settings=settings,
     )
-    with join() as world, caught(out.note) as interrupts:
+    with join(settings.device) as world, caught(out.note) as interrupts:
         out.muted = not world.first
         report = watch_finetune(out, tune(job, stop=interrupts.asked, world=world))
         out.answer(report.to_json(), lambda o: show_finetune(o, report))
-    if interrupts.exit_code:
-        raise typer.Exit(interrupts.exit_code)
+    if report.finished.stopped == "interrupted":  # perhaps by a signal to another process
+        raise typer.Exit(interrupts.exit_code or 143)
 
 
 @app.command(name="eval", epilog="Example: modernize eval new.safetensors --data pydoc --context 128 --context 512")

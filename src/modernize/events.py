@@ -1,8 +1,8 @@
 """What a fine-tune is told, and what it tells: Settings, and the events that the bar, the log and the plot live on."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
 from modernize.choices import DeviceName, OptimizerName, PrecisionName
 from modernize.errors import UsageError, check_choice
@@ -73,6 +73,8 @@ class Started:
     block_size: int
     device: str
     dtype: str
+    processes: int
+    sharded: bool
     validation_tokens: int
 
 
@@ -134,6 +136,14 @@ class Finished:
             return None
         gap = self.before - self.old
         return (self.before - self.best) / gap if gap > 0 else 1.0
+
+
+def as_row(event: "Event") -> dict[str, Any]:
+    """An event as a row of the log; what JSON has no number for is null."""
+    row = {"event": type(event).__name__.lower(), **asdict(event)}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
 
 
 Event: TypeAlias = Started | Stepped | Validated | Saved | Notice | Finished

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+LAUNCHED = "TORCHELASTIC_RUN_ID"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -26,9 +27,12 @@ def caught(tell: Callable[[str], None]) -> Iterator[Interrupts]:
     found = Interrupts()
 
     def first(number: int, frame: FrameType | None) -> None:
-        if found.asked():  # the second time: as if nobody had listened
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if found.asked():
+            if LAUNCHED in os.environ:
+                return  # torchrun hands on what its machine has sent to everybody already
+            for each, handler in before.items():  # as if nobody had listened
+                signal.signal(each, handler)
+            signal.raise_signal(number)
         found.exit_code = 128 + number
         tell("stopping after this step; once more to leave at once")
 

@@ -20,7 +20,7 @@ from modernize.model import ModernGPT
 from modernize.old import OldGPT
 
 LOGITS_AT_ONCE = {"cpu": 1 << 22}  # numbers: 16 MB in float32, which caches like
-LOGITS_AT_ONCE_ELSEWHERE = 1 << 27  # 512 MB; small products would leave a GPU idle
+LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # 128 MB; smaller products would leave a GPU idle
 
 
 class Objective(nn.Module):
@@ -103,7 +103,10 @@ class SummedLoss(torch.autograd.Function):
                 by_bias += by_logits.sum(0)
             thin = by_logits.to(narrow)
             by_states[rows] = thin @ weight
-            by_weight += thin.T @ states[rows]
+            if narrow == wide:
+                by_weight.addmm_(thin.T, states[rows])
+            else:
+                by_weight += thin.T @ states[rows]
         ctx.save_for_backward(by_states, by_weight, by_bias)
         return total
 

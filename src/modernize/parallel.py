@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from modernize.choices import DeviceName
+from modernize.devices import choose_device
+from modernize.errors import UsageError
 from modernize.model import ModernGPT
 from modernize.spec import State
 
@@ -36,6 +39,21 @@ class World:
             distributed.all_reduce(value)
         return value
 
+    def same(self, value: Tensor) -> Tensor:
+        """What the first process has, in all of them."""
+        if self.size > 1:
+            distributed.broadcast(value, 0)
+        return value
+
+    def agree(self, number: float, device: torch.device) -> float:
+        """The number of the first process, which others may have computed a little differently."""
+        return float(self.same(torch.tensor(number, device=device)).item()) if self.size > 1 else number
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.size > 1:
+            distributed.barrier()
+
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether it is so in any process, so that all of them do the same."""
         return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
@@ -46,17 +64,26 @@ class World:
 
 
 @contextlib.contextmanager
-def join() -> Iterator[World]:
-    """Join the processes that torchrun started, or be alone."""
+def join(device: DeviceName) -> Iterator[World]:
+    """Join the processes that torchrun started, or be alone.
+
+    Raises UsageError where a machine has fewer GPUs than processes.
+    """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World()
         return
     world = World(
         rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), local=int(os.environ.get("LOCAL_RANK", "0"))
     )
-    if torch.cuda.is_available():
+    cuda = choose_device(device).type == "cuda"
+    if cuda and world.local >= torch.cuda.device_count():
+        raise UsageError(
+            f"there are more processes than the {torch.cuda.device_count()} GPUs of this machine",
+            hint="use --nproc-per-node gpu, or --device cpu",
+        )
+    if cuda:
         torch.cuda.set_device(world.local)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
         yield world
     finally:
@@ -94,9 +121,19 @@ def together(module: nn.Module, *, last: bool) -> Iterator[None]:
     yield
 
 
-def whole(state: State) -> State:
-    """Tensors with all of their parts, on the CPU. All processes take part."""
-    return {name: _whole(tensor).detach().cpu() for name, tensor in state.items()}
+def whole(state: State, world: World) -> State:
+    """Tensors with all of their parts, on the CPU of the first process. All take part, the others get nothing."""
+    found = {}
+    for name, tensor in state.items():
+        full = _whole(tensor)
+        if world.first:
+            found[name] = full.detach().cpu()
+    return found
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether there is only a part of the parameters here."""
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -5,14 +5,17 @@ The file is written aside and renamed, so that there is always a whole one.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from modernize.errors import UnreadableFile, UsageError
 from modernize.spec import State
 from modernize.write import write_tensors
 
+HISTORY = "history"
 METADATA_KEY = "modernize_run"
 SCHEMA = 1
 
@@ -20,19 +23,25 @@ SCHEMA = 1
 class RunFile:
     """The file of one run. `identity` says what has to be the same for it to go on: options, and hashes of its files.
 
-    `history` are the rows of the log so far. Only the process that `writes` does so.
+    `outputs` are the files that the run writes, `history` the rows of its log so far. Only the process that `writes`
+    does so.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], *, writes: bool = True) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], *, outputs: Sequence[Path] = (), writes: bool = True
+    ) -> None:
         self.path, self.writes = path, writes
+        self.outputs = [str(output.resolve()) for output in outputs]
         self.identity = json.loads(json.dumps(dict(identity)))  # as it will be read back
         self.history: list[dict[str, Any]] = []
 
     def save(self, tensors: State, facts: Mapping[str, Any]) -> str:
         """Write a State and facts, in place of what was there. Raises OutputRefused."""
         if self.writes:
-            plain = {"schema": SCHEMA, "identity": self.identity, "facts": dict(facts), "history": self.history}
-            write_tensors(self.path, tensors, {"format": "pt", METADATA_KEY: json.dumps(plain)})
+            plain = {"schema": SCHEMA, "identity": self.identity, "facts": dict(facts), "outputs": self.outputs}
+            rows = bytearray(json.dumps(self.history).encode())  # too long for a header, some day
+            state = {**tensors, HISTORY: torch.frombuffer(rows, dtype=torch.uint8)}
+            write_tensors(self.path, state, {"format": "pt", METADATA_KEY: json.dumps(plain)})
         return str(self.path)
 
     def load(self) -> tuple[State, dict[str, Any]] | None:
@@ -48,7 +57,8 @@ class RunFile:
             with safe_open(self.path, framework="pt") as file:
                 plain = json.loads((file.metadata() or {})[METADATA_KEY])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            saved, facts, history, schema = (plain[key] for key in ("identity", "facts", "history", "schema"))
+            saved, facts, schema = (plain[key] for key in ("identity", "facts", "schema"))
+            history = json.loads(tensors.pop(HISTORY).numpy().tobytes())
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise UnreadableFile(
                 f"{self.path} is no run that can be resumed: {error}", hint="delete it, and start without --resume"
@@ -75,6 +85,17 @@ class RunFile:
                     f"{name} is {_short(now)}, and was {_short(was)} when the run in {self.path} was saved",
                     hint="give the same files and options, or start anew: without --resume, with --force",
                 )
+
+
+def outputs_of(path: Path) -> tuple[str, ...]:
+    """The files that a saved run has written or will write, and may replace; none where it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return tuple(json.loads((file.metadata() or {})[METADATA_KEY])["outputs"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return ()
 
 
 def _short(value: object) -> str:

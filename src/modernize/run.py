@@ -30,10 +30,11 @@ from modernize.model import ModernGPT
 from modernize.objective import Objective
 from modernize.old import OldGPT
 from modernize.optim import build_optimizers, default_lr, pack_optimizers, schedule, unpack_optimizers
-from modernize.parallel import World, fill, like, norm_of, spread, together, whole
+from modernize.parallel import World, fill, is_cut, like, norm_of, spread, together, whole
 from modernize.spec import State
 
-_COUNTED = ("done", "tokens", "seconds", "lr", "before", "old", "after", "best")  # of a run, as it is saved
+MOST_SKIPPED = 30  # in a row; a scale that was only too large is found in fewer
+_COUNTED = ("done", "tokens", "seconds", "skipped", "lr", "before", "old", "after", "best")  # of a run, as it is saved
 
 
 class Keeper(Protocol):
@@ -89,7 +90,7 @@ class Run:
         self.random = np.random.default_rng(settings.seed)
         self.optimizers: list[Optimizer] = []
         self.lr = settings.lr
-        self.done, self.tokens, self.seconds = 0, 0, 0.0
+        self.done, self.tokens, self.seconds, self.skipped = 0, 0, 0.0, 0
         self.before = self.after = self.best = math.inf
         self.old: float | None = None
         self.best_state: State = {}
@@ -145,6 +146,10 @@ class Run:
             self._keep_if_best(self.before)
             self.lr = self.settings.lr or default_lr(self.settings.optimizer, loss=self.before, old=self.old)
             self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
+        if self.around.world.agree(self.done, self.device) != self.done:
+            raise UsageError(
+                "not all processes see the saved run", hint="put the output into a folder that all machines share"
+            )
         yield Started(
             steps=self.settings.steps,
             done=self.done,
@@ -155,6 +160,8 @@ class Run:
             block_size=self.train.context,
             device=self.device.type,
             dtype=str(self.precision).removeprefix("torch."),
+            processes=self.around.world.size,
+            sharded=is_cut(self.model),
             validation_tokens=min(len(self.val), self.limit) * self.val.context,
         )
 
@@ -217,6 +224,12 @@ class Run:
                 f"step {self.done + 1}: the {'loss' if not math.isfinite(loss) else 'gradient'} is not a finite number",
                 hint=f"try a smaller learning rate, --lr {self.lr / 4:g}, or --dtype float32",
             )
+        self.skipped = 0 if math.isfinite(norm) else self.skipped + 1
+        if self.skipped == MOST_SKIPPED:
+            raise TrainingStopped(
+                f"step {self.done + 1}: the gradient overflows in float16, {MOST_SKIPPED} steps in a row",
+                hint="use --dtype bfloat16 or float32",
+            )
         if math.isfinite(norm):
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
@@ -230,7 +243,8 @@ class Run:
         """Mean loss on the validation part, the same in all processes."""
         with autocast(self.device, self.precision):
             progress = self.around.progress
-            return mean_loss(predict, self.val, limit=self.limit, device=self.device, progress=progress).loss
+            loss = mean_loss(predict, self.val, limit=self.limit, device=self.device, progress=progress).loss
+        return self.around.world.agree(loss, self.device)
 
     def _recovered(self) -> bool:
         old = self.old if self.settings.until_recovered else None
@@ -253,12 +267,15 @@ class Run:
         """Hand everything that the rest of the run depends on to the keeper, where there is one."""
         if self.around.keeper is None:
             return
+        world = self.around.world
         parts = {
             "model": self.model.to_state(),
             "best": self.best_state,
             "optimizer": pack_optimizers(self.model, self.optimizers),
         }
-        tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in whole(state).items()}
+        tensors = {
+            f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in whole(state, world).items()
+        }
         tensors["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -285,9 +302,10 @@ class Run:
         yield Notice(text=f"resumed after step {self.done}")
 
     def _too_large(self) -> UsageError:
-        if self.batch > 1:
+        half = self.batch // 2 // self.around.world.size * self.around.world.size
+        if half:
             accum = 2 * self.settings.grad_accum
-            hint = f"try --batch-size {self.batch // 2} --grad-accum {accum}, or --activation-checkpointing"
+            hint = f"try --batch-size {half} --grad-accum {accum}, or --activation-checkpointing"
         else:
             hint = f"try --block-size {max(1, self.train.context // 2)}, or --activation-checkpointing"
         return UsageError(

@@ -65,12 +65,12 @@ def self_text(
                     ids = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0]
 
 
-def self_corpus(model: OldGPT, *, tokens: int, seed: int) -> Corpus:
-    """DATA that an old model writes itself: rows of its own context, `tokens` to train on and a tenth of that to judge.
+def self_corpus(model: OldGPT, *, context: int, tokens: int, seed: int) -> Corpus:
+    """DATA that an old model writes itself: rows of a context, `tokens` to train on and a tenth of that to judge.
 
     Deterministic by seed. Raises BadTensors for a model that predicts no finite numbers.
     """
-    length = model.block_size
+    length = min(context, model.block_size)
     train = -(-tokens // length)
     wanted = train + max(1, train // 10)
     at_once = max(1, SELF_AT_ONCE // length)

@@ -5,6 +5,7 @@ beside it that the next run finds.
 import codecs
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from modernize.tokenizer import Tokenizer
 
 LARGE = 1 << 24  # bytes; tokenizers need a hundred times that for a moment
 PIECE = 1 << 22  # bytes
+LONGEST_LINE = 1 << 26  # characters; one that is longer is cut where it is
 
 
 def encode_file(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
@@ -31,20 +33,23 @@ def encode_file(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
         dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
         key = hashlib.sha256(f"{tokenizer.fingerprint()} {size} {changed}".encode()).hexdigest()[:12]
         cache = path.with_name(f"{path.name}.{key}.ids")
+        pieces = (tokenizer.encode(piece).astype(dtype) for piece in _pieces(path))
+        if not cache.exists() and not os.access(path.parent, os.W_OK):
+            return np.concatenate(list(pieces))
         if not cache.exists():
-            _write(cache, (tokenizer.encode(piece).astype(dtype) for piece in _pieces(path)))
+            _write(cache, pieces)
         return np.memmap(cache, dtype=dtype, mode="r")
     except OSError as error:
         raise BadData(
             f"{error.filename or path} cannot be read or written: {error.strerror}",
-            hint="check its permissions; ids of a large text are kept in a file beside it",
+            hint="check permissions and space; the ids of a large text are kept in a file beside it",
         ) from error
 
 
 def _write(cache: Path, pieces: Iterator[NDArray[Any]]) -> None:
-    aside = cache.with_name(f".{cache.name}.{os.getpid()}.part")
+    aside = cache.with_name(f".{cache.name}.{secrets.token_hex(4)}.part")
     try:
-        with aside.open("wb") as stream:
+        with aside.open("xb") as stream:
             for piece in pieces:
                 stream.write(piece.tobytes())
         aside.replace(cache)
@@ -54,7 +59,7 @@ def _write(cache: Path, pieces: Iterator[NDArray[Any]]) -> None:
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    """The text in pieces that a tokenizer takes as it takes the whole: they end with a line, between words."""
+    """The text in pieces that a tokenizer takes as it takes the whole: they end before a line end."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     text, read = "", 0
     with path.open("rb") as stream:
@@ -69,7 +74,7 @@ def _pieces(path: Path) -> Iterator[str]:
                     hint="token ids go into a .bin or .npy file",
                 ) from error
             read += len(raw)
-            cut = _last_line_end(text) if raw else len(text)
+            cut = _last_line_end(text) if raw and len(text) < LONGEST_LINE else len(text)
             if cut:
                 yield text[:cut]
                 text = text[cut:]
@@ -78,12 +83,13 @@ def _pieces(path: Path) -> Iterator[str]:
 
 
 def _last_line_end(text: str) -> int:
-    """Where the last line begins that starts with no space and follows no empty line; 0 where there is none.
+    """Where the last line end stands that a word follows; 0 where there is none.
 
-    There byte-level BPE (GPT-2's pattern) cuts anyway, whatever follows.
+    Byte-level BPE (GPT-2's pattern) takes that line end as a piece of its own, and all space before it as another, so
+    it cuts there itself, whatever comes before and after.
     """
     at = len(text) - 1
     while (at := text.rfind("\n", 0, at)) > 0:
-        if not text[at - 1].isspace() and not text[at + 1].isspace():
-            return at + 1
+        if not text[at + 1].isspace():
+            return at
     return 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modernize.data import Corpus
+from modernize.devices import is_out_of_memory
 from modernize.errors import BadData, UsageError
 from modernize.events import Event, Settings
 from modernize.loading import Model
@@ -61,14 +62,25 @@ def finetune(
         )
     around = surroundings or Surroundings()
     block = chosen.block_size or model.block_size
-    chosen = replace(chosen, block_size=block, batch_size=chosen.batch_size or default_batch_size(block))
+    chosen = replace(
+        chosen, block_size=block, batch_size=chosen.batch_size or default_batch_size(block, around.world.size)
+    )
     _check(chosen, corpus, teacher, around.world)
-    return Run(model, corpus, teacher, chosen, around).events()
+    try:
+        return Run(model, corpus, teacher, chosen, around).events()
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise UsageError(
+                "the models do not fit into the memory of the device",
+                hint="use --shard on more devices, or --device cpu",
+            ) from error
+        raise
 
 
-def default_batch_size(block_size: int) -> int:
-    """Windows a step: about TOKENS_A_STEP tokens."""
-    return max(FEWEST_WINDOWS, TOKENS_A_STEP // block_size)
+def default_batch_size(block_size: int, processes: int = 1) -> int:
+    """Windows a step: about TOKENS_A_STEP tokens, and as many for each process."""
+    windows = max(FEWEST_WINDOWS, TOKENS_A_STEP // block_size)
+    return -(-windows // processes) * processes
 
 
 def _check(settings: Settings, corpus: Corpus, teacher: OldGPT | None, world: World) -> None:

@@ -1,11 +1,10 @@
 """A fine-tune from file to file: load, train, log, write, as one stream of events."""
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -14,16 +13,16 @@ import torch
 from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import DataDType, Weights
 from modernize.data import SELF, Corpus, data_files, load_corpus
-from modernize.devices import choose_device
+from modernize.devices import choose_device, choose_precision
 from modernize.errors import OutputRefused, TrainingStopped, UsageError
-from modernize.events import Event, Finished, Notice, Settings, Started
+from modernize.events import Event, Finished, Notice, Settings, Started, as_row
 from modernize.facts import Facts
 from modernize.loading import load_whole
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.parallel import World, whole
 from modernize.plot import check_plot, plot_losses
-from modernize.resume import RunFile
+from modernize.resume import RunFile, outputs_of
 from modernize.run import Surroundings, never
 from modernize.sample import self_corpus
 from modernize.stored import Stored
@@ -89,6 +88,7 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
     """
     world = world or World()
     _check_outputs(job)
+    world.wait()  # so that nobody finds what another is about to write
     if job.plot:
         check_plot()
     model, stored = _modern(job.checkpoint)
@@ -99,7 +99,7 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
         yield from (Notice(text=text) for text in warnings)
     if job.data == SELF:
         yield Notice(text="the old model writes the text to learn from")
-        corpus = _self(job.settings, model, teacher)
+        corpus = _self(job.settings, model, teacher, world)
     else:
         corpus = load_corpus(
             job.data,
@@ -109,18 +109,23 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
             vocab_size=model.vocab_size,
             dtype=job.data_dtype,
         )
-    keeper = RunFile(run_file(job.output), _identity(job, corpus), writes=world.first)
+    keeper = RunFile(
+        run_file(job.output), _identity(job, corpus, model, world), outputs=_outputs(job), writes=world.first
+    )
     around = Surroundings(keeper=keeper, resume=job.resume, stop=stop, world=world)
-    result, begun = _Result(job, model, stored, dtype, world), False
+    result = _Result(job, model, stored, dtype, world)
     with ExitStack() as stack:  # the log is opened when nothing is left to be refused
-        log = stack.enter_context(_opened(job.log)) if job.log and world.first else None
+        log: TextIO | None = None
         try:
             for event in finetune(model, corpus, teacher=teacher, settings=job.settings, surroundings=around):
-                row = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
-                keeper.history.append(row)
-                begun = begun or isinstance(event, Started)
-                if begun:  # a resumed run has rows from before, which stand in its new log too
-                    _log(log, *(keeper.history if isinstance(event, Started) else [row]))
+                keeper.history.append(as_row(event))
+                if isinstance(event, Started):
+                    if not job.resume:
+                        keeper.remove()  # of a run that --force replaces
+                    log = stack.enter_context(_opened(job.log)) if job.log and world.first else None
+                    _log(log, *keeper.history)  # a resumed run has rows from before
+                else:
+                    _log(log, keeper.history[-1])
                 yield event
         except TrainingStopped as error:
             raise result.rescued(error, keeper.history) from error
@@ -130,18 +135,21 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
         plot_losses(keeper.history, job.plot)
     if event.stopped != "interrupted":
         keeper.remove()
+    world.wait()  # the launcher ends all when one has left
     yield Tuned(input=job.checkpoint, output=job.output, finished=event)
 
 
-def _self(settings: Settings, model: ModernGPT, teacher: OldGPT | None) -> Corpus:
+def _self(settings: Settings, model: ModernGPT, teacher: OldGPT | None, world: World) -> Corpus:
     """Text of the old model, as much as the run can use and at most SELF_TOKENS. Raises UsageError without one."""
     if teacher is None:
         raise UsageError("--data self is text that the old model writes", hint="give it: --teacher OLD")
     block = settings.block_size or model.block_size
-    batch = settings.batch_size or default_batch_size(block)
+    batch = settings.batch_size or default_batch_size(block, world.size)
     wanted = settings.steps * settings.grad_accum * batch * block
     teacher = teacher.to(choose_device(settings.device), torch.float32)
-    return self_corpus(teacher, tokens=min(wanted, SELF_TOKENS), seed=settings.seed)
+    found = self_corpus(teacher, context=block, tokens=min(wanted, SELF_TOKENS), seed=settings.seed)
+    train, val = (world.same(torch.from_numpy(part)).numpy() for part in (found.train, found.val))
+    return replace(found, train=train, val=val)
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ class _Result:
 
     def write(self, finished: Finished) -> None:
         """The weights that the model holds, which are the best. All processes take part, the first one writes."""
-        state = cast(whole(self.model.to_state()), self.dtype, origin=str)
+        state = cast(whole(self.model.to_state(), self.world), self.dtype, origin=str)
         if self.world.first:
             metadata = _metadata(self.model, self.stored, finished, self.job.settings)
             write_tensors(self.job.output, state, metadata)
@@ -197,13 +205,27 @@ def run_file(output: Path) -> Path:
 _FREE = ("checkpoint_every", "compile", "device", "shard", "activation_checkpointing")
 
 
-def _identity(job: Job, corpus: Corpus) -> dict[str, Any]:
+def _identity(job: Job, corpus: Corpus, model: ModernGPT, world: World) -> dict[str, Any]:
     """What has to be the same for a run to be resumed, by the names that its user knows."""
+    block = job.settings.block_size or model.block_size
+    precision = choose_precision(job.settings.dtype, choose_device(job.settings.device))
+    batch = job.settings.batch_size or default_batch_size(block, world.size)
+    chosen = {
+        "block_size": block,
+        "batch_size": batch,
+        "dtype": str(precision).removeprefix("torch."),
+        "weights": job.weights,
+    }
     return {
         "CKPT (sha256)": open_checkpoint(job.checkpoint).sha256(),
         "--teacher (sha256)": open_checkpoint(job.teacher, weights=job.weights).sha256() if job.teacher else "",
-        "--data (sha256 of its ids)": corpus.digest(),
-        **{f"--{name.replace('_', '-')}": value for name, value in asdict(job.settings).items() if name not in _FREE},
+        # what a teacher writes may differ in a token where sums are made in another order
+        "--data (sha256 of its ids)": SELF if job.data == SELF else corpus.digest(),
+        **{
+            f"--{name.replace('_', '-')}": value
+            for name, value in {**asdict(job.settings), **chosen}.items()
+            if name not in _FREE
+        },
         **{f"--{name.replace('_', '-')} (of the teacher)": value for name, value in asdict(job.facts).items()},
     }
 
@@ -214,19 +236,24 @@ def _check_outputs(job: Job) -> None:
     inputs += files_of(job.teacher) if job.teacher else ()
     inputs += tokenizer_files(job.checkpoint)
     inputs += tokenizer_files(Path(job.tokenizer)) if job.tokenizer else ()
-    outputs = [path for path in (job.output, job.log, job.plot) if path is not None]
+    outputs = _outputs(job)
     saved = run_file(job.output)
     if saved.exists() and not (job.resume or job.force):
         raise OutputRefused(
             f"a run that would write {job.output} is saved in {saved}",
             hint="--resume goes on with it, --force begins anew",
         )
-    for output in outputs:  # an interrupted run has written them before
-        check_output(output, inputs=tuple(inputs), force=job.force or (job.resume and saved.exists()))
+    own = outputs_of(saved) if job.resume and saved.exists() else ()  # that the interrupted run has written
+    for output in outputs:
+        check_output(output, inputs=tuple(inputs), force=job.force or str(output.resolve()) in own)
     check_output(saved, inputs=tuple(inputs), force=True)
-    if any(_same(a, b) for a, b in itertools.combinations(outputs, 2)):
+    if any(_same(a, b) for a, b in itertools.combinations([*outputs, saved], 2)):
         raise UsageError("two of -o, --log and --plot are the same file", hint="give each a name of its own")
     check_suffix(job.output)
+
+
+def _outputs(job: Job) -> list[Path]:
+    return [path for path in (job.output, job.log, job.plot) if path is not None]
 
 
 def _same(a: Path, b: Path) -> bool:

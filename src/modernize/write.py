@@ -6,6 +6,7 @@ from run to run, and the same conversion has to give the same bytes. (Layout: 8 
 
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def write_tensors(path: Path, state: State, metadata: Mapping[str, str]) -> None
     Raises OutputRefused when it cannot be written; what was there before is then still there.
     """
     target = Path(os.path.realpath(path))  # a link is written through, not replaced
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
