@@ -59,3 +59,19 @@ def nano(tmp_path):
     import tiny
 
     return tiny.save_nano(tmp_path / "nano.pt", tiny.spec())
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder with train.bin and val.bin for the tiny model."""
+    import tiny
+
+    return tiny.write_bin(tmp_path / "data", tiny.spec())
+
+
+@pytest.fixture
+def new(run, nano, tmp_path):
+    """The tiny checkpoint converted by the exact moves, as a path."""
+    path = tmp_path / "new.safetensors"
+    assert run("convert", nano, path, "--init", "fold").code == 0
+    return path

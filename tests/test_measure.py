@@ -22,11 +22,6 @@ def pair(run, nano, tmp_path):
     return nano, new
 
 
-@pytest.fixture
-def data(tmp_path):
-    return tiny.write_bin(tmp_path / "data", tiny.spec())
-
-
 def reference_loss(logits, targets):
     log = (
         logits

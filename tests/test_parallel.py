@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import tiny
 import torch
 
 from modernize.events import Settings
@@ -16,18 +15,6 @@ from modernize.parallel import World
 from modernize.tune import Job, tune
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo here")
-
-
-@pytest.fixture
-def data(tmp_path):
-    return tiny.write_bin(tmp_path / "data", tiny.spec())
-
-
-@pytest.fixture
-def new(run, nano, tmp_path):
-    path = tmp_path / "new.safetensors"
-    assert run("convert", nano, path, "--init", "fold").code == 0
-    return path
 
 
 @pytest.fixture

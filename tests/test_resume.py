@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
 from safetensors import safe_open
 
@@ -21,18 +20,6 @@ from modernize.loading import load
 from modernize.model import Block
 from modernize.run import Run
 from modernize.tune import Job, Tuned, run_file, tune
-
-
-@pytest.fixture
-def data(tmp_path):
-    return tiny.write_bin(tmp_path / "data", tiny.spec())
-
-
-@pytest.fixture
-def new(run, nano, tmp_path):
-    path = tmp_path / "new.safetensors"
-    assert run("convert", nano, path, "--init", "fold").code == 0
-    return path
 
 
 @pytest.fixture

@@ -20,19 +20,6 @@ from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr, sched
 from modernize.sample import self_corpus
 from modernize.train import default_batch_size, finetune
 
-
-@pytest.fixture
-def data(tmp_path):
-    return tiny.write_bin(tmp_path / "data", tiny.spec())
-
-
-@pytest.fixture
-def new(run, nano, tmp_path):
-    path = tmp_path / "new.safetensors"
-    assert run("convert", nano, path, "--init", "fold").code == 0
-    return path
-
-
 QUICK = {"steps": 12, "batch_size": 4, "device": "cpu"}
 
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-LAUNCHED = "TORCHELASTIC_RUN_ID"
+LAUNCHED = "TORCHELASTIC_RUN_ID"  # is set in what torchrun starts
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
