@@ -10,7 +10,7 @@ import modernize
 PACKAGE = Path(modernize.__file__).parent
 # read, recognise, rewrite, tune, write: a module may import what stands on its own line or above
 ORDER = (
-    ("errors", "choices"),
+    ("errors", "choices", "progress"),
     ("spec", "events"),
     ("checkpoint",),
     ("stored",),
@@ -23,7 +23,9 @@ ORDER = (
     ("loading", "inspection", "tokenizer"),
     ("text",),
     ("data", "devices"),
-    ("measure", "optim", "objective", "parallel"),
+    ("measure", "memory", "optim", "parallel"),
+    ("matching",),
+    ("objective",),
     ("run", "sample"),
     ("train",),
     ("calibration",),

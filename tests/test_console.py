@@ -54,6 +54,19 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert "\x1b[" in screen.getvalue()
 
 
+def test_a_stage_says_nothing_until_it_takes_long(capsys, monkeypatch):
+    """Where there is no terminal: the quick one is silent, and the slow one goes on where it was."""
+    clock = iter([0.0, 1.0, 1.5, 2.0, 9.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Output().stages() as tell:
+        tell("reading", 10, 10)  # begun at 0, told at 1
+        tell("fitting", 1, 10)  # begun at 1.5, told at 2
+        tell("reading", 10, 10)  # told already
+        tell("fitting", 2, 10)  # at 9
+        tell("fitting", 3, 10, "loss 2")
+    assert capsys.readouterr().err.splitlines() == ["fitting 2/10", "fitting 3/10  loss 2"]
+
+
 def test_quiet_says_nothing_but_the_answer(capsys):
     out = Output(quiet=True)
     out.note("n")

@@ -215,11 +215,15 @@ def test_texts_of_all_kinds_are_cut(tmp_path, monkeypatch, gpt2_like, line):
 def test_a_large_text_gives_the_ids_of_the_whole_and_keeps_them(tmp_path, monkeypatch, gpt2_like, piece):
     monkeypatch.setattr("modernize.text.LARGE", 100)
     monkeypatch.setattr("modernize.text.PIECE", piece)
+    monkeypatch.setattr("modernize.text.MB", 1)
     path = tmp_path / "a.txt"
     path.write_bytes(SPACED.encode())
     characters = VocabularyTokenizer({c: i for i, c in enumerate(sorted(set(SPACED)))}, "characters")
+    told = []
     for tokenizer in (gpt2_like, characters, BytesTokenizer()):
-        found = encode_file(path, tokenizer)
+        found = encode_file(path, tokenizer, progress=lambda *so_far: told.append(so_far))
+        size = path.stat().st_size
+        assert told[-1] == (size, size)
         assert isinstance(found, np.memmap)
         assert found.dtype == np.uint16
         assert found.tolist() == tokenizer.encode(SPACED).tolist()

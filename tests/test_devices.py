@@ -8,6 +8,9 @@ import torch
 
 from modernize import devices
 from modernize.errors import UsageError
+from modernize.events import Settings, Stepped
+from modernize.facts import Facts
+from modernize.tune import Job, tune
 
 CUDA, MPS, CPU = torch.device("cuda"), torch.device("mps"), torch.device("cpu")
 
@@ -123,6 +126,50 @@ def test_finetune_on_cuda(run, nano, tmp_path, dtype, compiled):
     assert result.code == 0, result.err
     assert result.json["device"] == "cuda"
     assert result.json["loss"]["best"] < result.json["loss"]["before"]
+
+
+@pytest.mark.gpu
+def test_a_run_is_resumed_on_cuda(run, nano, tmp_path):
+    """As a run that was killed at step 12, after its save at step 10."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    data, new = tiny.write_bin(tmp_path / "data", tiny.spec()), tmp_path / "new.safetensors"
+    run("convert", nano, new)
+    options = ("--data", data, "--teacher", nano, "--steps", 20, "--checkpoint-every", 10, "--device", "cuda", "--json")
+    whole = run("finetune", new, *options, "-o", tmp_path / "whole.safetensors").json
+    out, saved = tmp_path / "part.safetensors", tmp_path / "part.run.safetensors"
+    job = Job(
+        checkpoint=new, data=str(data), output=out, teacher=nano, tokenizer=None, data_dtype="uint16", facts=Facts(),
+        weights="model", log=None, plot=None, force=False, resume=False,
+        settings=Settings(steps=20, checkpoint_every=10, device="cuda"),
+    )  # fmt: skip
+    for event in tune(job):
+        if isinstance(event, Stepped) and event.step == 12:
+            break
+    assert saved.exists()
+    assert not out.exists()
+    part = run("finetune", new, *options, "-o", out, "--resume")
+    assert "resumed after step 10" in part.err
+    assert part.json["loss"] == pytest.approx(whole["loss"], abs=5e-3)  # sums there are in no fixed order
+    assert not saved.exists()
+
+
+@pytest.mark.gpu
+def test_a_batch_that_does_not_fit_on_cuda(run, nano, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    data, new = tiny.write_bin(tmp_path / "data", tiny.spec()), tmp_path / "new.safetensors"
+    run("convert", nano, new)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (256 << 20)) / total)
+    try:
+        found = run("finetune", new, "--data", data, "--teacher", nano, "--steps", 1, "--batch-size", 100_000)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert found.code == 2
+    assert "not enough memory on cuda for 100000 windows" in found.err
+    assert "--batch-size 50000 --grad-accum 2" in found.err
 
 
 @pytest.mark.gpu

@@ -44,6 +44,19 @@ def test_old_model_gives_the_reference_logits(change):
     torch.testing.assert_close(found, torch.from_numpy(reference.old_logits(state, spec, ids)), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_a_narrow_teacher_predicts_what_autocast_predicts(precision):
+    spec = tiny.spec()
+    model, ids = OldGPT.from_state(spec, tiny.jittered(spec)), tiny.ids(spec)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    teacher = model.as_teacher(torch.device("cpu"), precision)
+    assert {p.dtype for n, p in teacher.named_parameters() if n.startswith("h.") and p.ndim == 2} == {precision}
+    with torch.autocast("cpu", precision), torch.no_grad():
+        assert torch.equal(teacher(ids), model(ids))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.as_teacher(torch.device("cpu"), torch.float32) is model
+
+
 def test_old_model_has_no_positions_past_its_table():
     spec = tiny.spec()
     model = OldGPT.from_state(spec, tiny.jittered(spec))

@@ -199,7 +199,8 @@ def test_a_damaged_run_file_is_refused(job, raw):
 def test_a_run_file_holds_tensors_and_json(job):
     end_of(tune(job(), stop=stop_before(6)))
     with safe_open(run_file(job().output), framework="pt") as file:
-        assert {name.split(".")[0] for name in file.keys()} == {"model", "best", "optimizer", "random", "history"}  # noqa: SIM118
+        parts = {"model", "best", "optimizer", "matching", "random", "history"}
+        assert {name.split(".")[0] for name in file.keys()} == parts  # noqa: SIM118
         plain = json.loads(file.metadata()["modernize_run"])
         history = json.loads(file.get_tensor("history").numpy().tobytes())
     assert plain["facts"]["done"] == 5
@@ -248,17 +249,34 @@ def test_a_signal_saves_once_and_leaves(new, data, tmp_path, sent, code):
     assert json.loads(answer)["steps"] >= report["steps"]
 
 
+def train(interrupts):
+    """As far as the event with which training starts."""
+    started = Started(
+        steps=1, done=0, before=1.0, old=None, lr=1.0, batch_size=1, block_size=1, device="cpu", dtype="float32",
+        processes=1, sharded=False, validation_tokens=1,
+    )  # fmt: skip
+    assert list(interrupts.until_trained(iter([started]))) == [started]
+
+
 def test_a_second_signal_leaves_at_once(monkeypatch):
-    """The first is noted, the second goes where it would have gone; under torchrun it is the same one again."""
+    """The first is noted, the second goes where it would have gone; under torchrun it is the same one again.
+
+    Before the training, the first one leaves.
+    """
     told = []
     before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), caught(told.append):
+        signal.raise_signal(signal.SIGINT)
+    assert not told
     with pytest.raises(KeyboardInterrupt), caught(told.append) as interrupts:
+        train(interrupts)
         signal.raise_signal(signal.SIGINT)
         assert (interrupts.asked(), interrupts.exit_code, len(told)) == (True, 130, 1)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with caught(told.append) as interrupts:
+        train(interrupts)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert interrupts.exit_code == 143
@@ -317,8 +335,16 @@ def test_recomputed_activations_give_the_same_weights(job, monkeypatch):
 
 
 def test_a_run_stops_when_the_old_loss_is_reached(job):
-    found = end_of(tune(job(until_recovered=True, tolerance=100.0, eval_every=4)))
+    whole = end_of(tune(job("whole", lr=3e-3)))
+    rows = [json.loads(line) for line in job("whole").log.read_text().splitlines()]
+    first = next(row for row in rows if row["event"] == "validated")
+    assert first["step"] == 4
+    almost = max(0.0, first["loss"] - whole.old + 1e-6)
+    assert whole.before > whole.old + almost
+    found = end_of(tune(job(until_recovered=True, tolerance=almost, lr=3e-3)))
     assert (found.stopped, found.steps) == ("recovered", 4)
+    found = end_of(tune(job("near", until_recovered=True, tolerance=100.0)))
+    assert (found.stopped, found.steps, found.tokens, found.best) == ("recovered", 0, 0, whole.before)
     found = end_of(tune(job("far", until_recovered=True, lr=1e-9)))
     assert (found.stopped, found.steps) == ("steps", 12)
     assert found.best > found.old

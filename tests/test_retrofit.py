@@ -17,11 +17,11 @@ from modernize.calibration import (
     text_from_data,
     text_from_self,
     text_loss,
-    unseen,
 )
 from modernize.data import Corpus
 from modernize.errors import BadTensors
 from modernize.model import apply_rope
+from modernize.progress import unseen
 from modernize.rewrite import block as blocks
 from modernize.rewrite import local
 from modernize.rewrite.absorb import absorb, direction_of_one, share_absorbed, stream_shift

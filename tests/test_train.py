@@ -15,7 +15,9 @@ from modernize.devices import choose_device
 from modernize.errors import BadData, TrainingStopped, UsageError
 from modernize.events import Finished, Notice, Settings, Started, Stepped, Validated
 from modernize.loading import load
+from modernize.matching import RIDGE
 from modernize.measure import token_losses
+from modernize.objective import MATCH
 from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr, schedule
 from modernize.sample import self_corpus
 from modernize.train import default_batch_size, finetune
@@ -65,8 +67,13 @@ def test_the_best_weights_are_kept(new, data):
     assert all(torch.equal(before[n], t) for n, t in model.to_state().items())
 
 
-def test_what_is_minimised_is_half_cross_entropy_and_half_kl(new, nano, data):
-    """Without an update in between, the first step's loss is that of its own batch."""
+@pytest.mark.parametrize("near", [True, False])
+def test_what_is_minimised(new, nano, data, monkeypatch, near):
+    """Half cross-entropy, half what the teacher says: of the prediction and, near to it, of the states as well.
+
+    Without an update in between, the first step's loss is that of its own batch.
+    """
+    monkeypatch.setattr("modernize.optim.NEAR", math.inf if near else -math.inf)
     student, teacher = load(new), load(nano)
     step = next(e for e in finetune(load(new), data, **QUICK, teacher=teacher, seed=3) if isinstance(e, Stepped))
     corpus = load_corpus(data, tokenizer=lambda: None, vocab_size=61)
@@ -76,7 +83,12 @@ def test_what_is_minimised_is_half_cross_entropy_and_half_kl(new, nano, data):
     with torch.no_grad():
         a, b = teacher(x).log_softmax(-1), student(x).log_softmax(-1)
         wanted = 0.5 * token_losses(b, y).mean() + 0.5 * (a.exp() * (a - b)).sum(-1).mean()
-    assert step.loss == pytest.approx(wanted.item(), abs=1e-5)
+        old, new_states = (m.states(x).flatten(0, 1).double() for m in (teacher, student))
+    gram = old.T @ old
+    explained = old @ torch.linalg.solve(gram + RIDGE * gram.diagonal().diag(), old.T @ new_states)
+    missed = (new_states - explained).square().sum() / new_states.square().sum()
+    assert missed > 0.01
+    assert step.loss == pytest.approx(wanted.item() + near * 0.5 * MATCH * missed.item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
@@ -461,4 +473,8 @@ def test_what_a_teacher_writes_depends_on_the_seed_alone(nano):
     assert one.val.shape == (1, 17)
     assert np.array_equal(one.train, same.train)
     assert not np.array_equal(one.train, other.train)
-    assert self_corpus(load(nano), context=5, tokens=100, seed=3).train.shape == (20, 6)
+    told = []
+    found = self_corpus(load(nano), context=5, tokens=100, seed=3, progress=lambda *so_far: told.append(so_far))
+    assert found.train.shape == (20, 6)
+    assert told[-1] == (110, 110)
+    assert told == sorted(told)

@@ -5,8 +5,9 @@ predicts held-out calibration text best, so the result is never worse there than
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from modernize.loading import Model
 from modernize.measure import LOGITS_AT_ONCE, token_losses
 from modernize.model import ModernGPT, build_rope_cache
 from modernize.old import OldGPT
+from modernize.progress import Stages, unseen
 from modernize.rewrite.apply import Rewritten, folded, rewrite
 from modernize.rewrite.halves import BlockReport
 from modernize.rewrite.plan import Plan
@@ -27,13 +29,6 @@ from modernize.rewrite.retrofit import retrofit
 from modernize.rewrite.work import Effort, Text, Work
 from modernize.sample import self_text
 from modernize.spec import LINEARS, GPTSpec, State
-
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
-
-
-def unseen(what: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
-
 
 TOKENS = 16384  # to fit to
 HELD_OUT = 4  # for each so many sequences that are fitted to, one that judges
@@ -91,7 +86,7 @@ class Calibrated:
     calibration: Calibration
 
 
-def text_from_self(model: OldGPT, *, seed: int, progress: Progress) -> Text:
+def text_from_self(model: OldGPT, *, seed: int, progress: Stages) -> Text:
     """Text that the model writes, in sequences of its own context. Deterministic by seed. Raises BadTensors."""
     fitted, held = sequences_of(model.block_size)
     length = model.block_size
@@ -100,7 +95,7 @@ def text_from_self(model: OldGPT, *, seed: int, progress: Progress) -> Text:
         sequences=fitted + held,
         length=length + 1,
         seed=seed,
-        progress=lambda done, total: progress("the old model writes", done, total),
+        progress=partial(progress, "the old model writes"),
     )
     try:
         rows = torch.stack(list(steps), dim=1)  # (N, T + 1)
@@ -178,7 +173,7 @@ def calibrate(
     effort: EffortName,
     seed: int,
     loss_old: float,
-    progress: Progress = unseen,
+    progress: Stages = unseen,
 ) -> Calibrated:
     """Make all candidates of a retrofit, and choose the best.
 
@@ -197,7 +192,7 @@ def calibrate(
             folded(state, spec, plan),
             work,
             tied=config.tied,
-            progress=lambda done, total: progress("fitting blocks", done, total),
+            progress=partial(progress, "fitting blocks"),
         )
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise BadTensors(

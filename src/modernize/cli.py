@@ -193,7 +193,9 @@ def finetune(
     )
     with join(settings.device) as world, caught(out.note) as interrupts:
         out.muted = not world.first
-        report = watch_finetune(out, tune(job, stop=interrupts.asked, world=world))
+        with out.stages() as progress:
+            events = tune(job, stop=interrupts.asked, world=world, progress=progress)
+            report = watch_finetune(out, interrupts.until_trained(events), progress)
         out.answer(report.to_json(), lambda o: show_finetune(o, report))
     if report.finished.stopped == "interrupted":  # perhaps by a signal to another process
         raise typer.Exit(interrupts.exit_code or 143)

@@ -7,26 +7,23 @@ import contextlib
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from modernize.errors import ModernizeError
+from modernize.progress import Progress, Stages, silent
 
 SCHEMA = 1
 
 
-class Advance(Protocol):
-    """How progress is told: so much is done of so much, and what there is to say."""
-
-    def __call__(self, done: int, total: int, text: str = "") -> None:
-        """Tell it."""
-
-
+PATIENCE = 2.0  # seconds for which a stage of work is silent where there is no bar
 _PIPED_WIDTH = 240  # columns; nothing is folded for a program that reads
 _BLOCKS = "▏▎▍▌▋▊▉█"
 
@@ -94,10 +91,10 @@ class Output:
         self._err.print(Text(f"hint: {printable(error.hint)}"), soft_wrap=True)
 
     @contextlib.contextmanager
-    def progress(self, title: str) -> Iterator[Advance]:
+    def progress(self, title: str) -> Iterator[Progress]:
         """A bar on a terminal, elsewhere a plain line for each tenth of the work; nothing with `--quiet`."""
         if self.quiet or self.muted:
-            yield _nothing
+            yield silent
         elif self._err.is_terminal:
             with self._bar(title) as advance:
                 yield advance
@@ -105,26 +102,37 @@ class Output:
             yield self._tenths(title)
 
     @contextlib.contextmanager
-    def stages(self) -> Iterator[Callable[[str, int, int], None]]:
-        """Work in several stages, each with a bar of its own: told as (stage, done, total)."""
+    def stages(self) -> Iterator[Stages]:
+        """Work in several stages, each with a bar of its own.
+
+        Without a terminal, lines that say nothing more than how far it is come after PATIENCE.
+        """
+        bars = self._err.is_terminal and not (self.quiet or self.muted)
+        lines: dict[str, Progress] = {}  # a stage that comes again goes on where it was
         with contextlib.ExitStack() as stack:
             current = ""
-            advance: Advance = _nothing
+            advance: Progress = silent
 
-            def tell(stage: str, done: int, total: int) -> None:
+            def tell(stage: str, done: int, total: int, text: str = "") -> None:
                 nonlocal current, advance
                 if stage != current:
                     stack.close()
-                    current, advance = stage, stack.enter_context(self.progress(stage))
-                advance(done, total)
+                    current = stage
+                    if bars:
+                        advance = stack.enter_context(self._bar(stage))
+                    else:
+                        if stage not in lines:
+                            lines[stage] = self._tenths(stage, patience=PATIENCE)
+                        advance = lines[stage]
+                advance(done, total, text)
 
             yield tell
 
     @contextlib.contextmanager
-    def _bar(self, title: str) -> Iterator[Advance]:
+    def _bar(self, title: str) -> Iterator[Progress]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         said = TextColumn("{task.fields[said]}", markup=False)
-        with Progress(*columns, said, console=self._err, transient=True) as bar:
+        with Bar(*columns, said, console=self._err, transient=True) as bar:
             task = bar.add_task(title, total=None, said="")
 
             def advance(done: int, total: int, text: str = "") -> None:
@@ -132,13 +140,13 @@ class Output:
 
             yield advance
 
-    def _tenths(self, title: str) -> Advance:
-        last = 0
+    def _tenths(self, title: str, *, patience: float = 0.0) -> Progress:
+        last, began = 0, time.monotonic()
 
         def advance(done: int, total: int, text: str = "") -> None:
             nonlocal last
             tenth = 10 * done // max(total, 1)
-            if tenth > last:
+            if tenth > last and (text or time.monotonic() - began >= patience):
                 self.note(f"{title} {done}/{total}  {text}".rstrip())
             last = tenth
 
@@ -152,10 +160,6 @@ def _finite(value: Any) -> Any:  # noqa: ANN401  (any plain value)
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _nothing(done: int, total: int, text: str = "") -> None:
-    """Progress that is not shown."""
 
 
 def printable(text: str) -> str:

@@ -9,13 +9,11 @@ import torch
 
 from modernize.calibration import (
     Calibration,
-    Progress,
     old_loss,
     old_model,
     text_from_data,
     text_from_self,
     tie_harm,
-    unseen,
 )
 from modernize.calibration import calibrate as run_calibration
 from modernize.checkpoint import files_of, open_checkpoint
@@ -25,6 +23,7 @@ from modernize.devices import device_for_fits
 from modernize.errors import BadData, check_choice
 from modernize.inspection import Parameters, fates_of
 from modernize.old import OldGPT
+from modernize.progress import Stages, unseen
 from modernize.recognise import Facts, Recognised, recognise
 from modernize.rewrite.apply import rewrite
 from modernize.rewrite.plan import Plan
@@ -86,7 +85,7 @@ def convert(
     weights: Weights = "model",
     force: bool = False,
     dry_run: bool = False,
-    progress: Progress = unseen,
+    progress: Stages = unseen,
 ) -> Conversion:
     """Convert the checkpoint `old` into the modern file `new`.
 
@@ -185,7 +184,7 @@ def _text(
     tokenizer: str | None,
     data_dtype: DataDType,
     seed: int,
-    progress: Progress,
+    progress: Stages,
 ) -> Text:
     """Calibration text. Raises BadData."""
     if isinstance(calibrate, str) and calibrate == SELF:

@@ -8,6 +8,7 @@ padded place is neither read nor predicted.
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from modernize.choices import DataDType, Split
 from modernize.errors import BadData, check_choice
+from modernize.progress import Stages, unseen
 from modernize.text import encode_file
 from modernize.tokenizer import Tokenizer
 
@@ -64,6 +66,7 @@ def load_corpus(
     tokenizer: Callable[[], Tokenizer],
     vocab_size: int,
     dtype: DataDType = "uint16",
+    progress: Stages = unseen,
 ) -> Corpus:
     """Read DATA: text, `.bin`, `.npy`, a folder, or pydoc. `tokenizer` is called only where there is text to be read.
 
@@ -83,7 +86,7 @@ def load_corpus(
     elif path.suffix == ".npy":
         ids, whole = _npy(path), False
     else:
-        ids, whole = encode_file(path, tokenizer()), False
+        ids, whole = encode_file(path, tokenizer(), progress=partial(progress, f"reading {path.name}, MB")), False
     if whole:
         _check_ids(ids, vocab_size, str(path))
         return Corpus(name=str(path), train=ids[:0], val=ids)

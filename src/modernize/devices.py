@@ -58,11 +58,6 @@ def fast_products(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, or the CPU, had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 def gradient_scaler(device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:
     """Loss scaling, which only float16 needs; disabled elsewhere."""
     return torch.amp.GradScaler(device.type, enabled=precision == torch.float16)

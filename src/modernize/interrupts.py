@@ -1,10 +1,20 @@
-"""Ctrl-C and SIGTERM while a run trains: the first asks it to save and stop, the second leaves at once."""
+"""Ctrl-C and SIGTERM while a run trains: the first asks it to save and stop, the second leaves at once.
+
+Before it trains, while text is read or written and losses are measured, there is nothing to save, and the first leaves
+at once too.
+"""
 
 import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
+
+from modernize.events import Started
+
+if TYPE_CHECKING:
+    from modernize.tune import TuneEvent
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # is set in what torchrun starts
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -15,10 +25,21 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.exit_code = 0
+        self._awaited = False
 
     def asked(self) -> bool:
         """Whether to stop."""
         return bool(self.exit_code)
+
+    def until_trained(self, events: "Iterator[TuneEvent]") -> "Iterator[TuneEvent]":
+        """The same events; from the start of the training on, the first signal waits for whoever asks."""
+        for event in events:
+            self._awaited = self._awaited or isinstance(event, Started)
+            yield event
+
+    def leaves(self) -> bool:
+        """Whether the next signal is to leave at once."""
+        return self.asked() or not self._awaited
 
 
 @contextlib.contextmanager
@@ -27,9 +48,9 @@ def caught(tell: Callable[[str], None]) -> Iterator[Interrupts]:
     found = Interrupts()
 
     def first(number: int, frame: FrameType | None) -> None:
-        if found.asked():
-            if LAUNCHED in os.environ:
-                return  # torchrun hands on what its machine has sent to everybody already
+        if found.asked() and LAUNCHED in os.environ:
+            return  # torchrun hands on what its machine has sent to everybody already
+        if found.leaves():
             for each, handler in before.items():  # as if nobody had listened
                 signal.signal(each, handler)
             signal.raise_signal(number)

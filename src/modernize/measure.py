@@ -19,16 +19,12 @@ from modernize.data import IGNORED, Corpus, Windows, load_corpus
 from modernize.errors import UsageError
 from modernize.loading import Model
 from modernize.old import OldGPT
+from modernize.progress import Progress, silent
 from modernize.tokenizer import Tokenizer, find_tokenizer
 
-Progress = Callable[[int, int], None]  # windows done, windows in all
 LOGITS_AT_ONCE = 1 << 24  # numbers, 64 MB in float32
 BUCKETS = 8  # ranges of positions that a comparison tells apart
 MULTIPLES = (2, 4)  # of the trained context, past which a comparison looks
-
-
-def silent(done: int, total: int) -> None:
-    """Progress that nobody looks at."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,13 @@
 """What a fine-tune minimises, from states and without ever holding all logits.
 
-    loss = (1 − w) · cross-entropy + w · KL(teacher ‖ model)       with a teacher, w = `distill`
+    loss = (1 − w) · cross-entropy + w · (KL(teacher ‖ model) + MATCH · missed)       with a teacher, w = `distill`
 
-Its gradient by the logits is `softmax(new) − (1 − w) · one-hot(target) − w · softmax(old)`, so it is taken in the
-forward pass, some places at a time, and only gradients of the states and of the head's matrix are kept. (The idea is
-that of Hsu et al. 2024, Liger Kernel; with a teacher, its logits too come and go a part at a time.)
+`missed` is the share of the last states that the teacher's don't explain: see `matching`. It helps a model that is near
+its teacher, and hinders one that is far.
+
+The gradient of the rest by the logits is `softmax(new) − (1 − w) · one-hot(target) − w · softmax(old)`, so it is taken
+in the forward pass, some places at a time, and only gradients of the states and of the head's matrix are kept. (The
+idea is that of Hsu et al. 2024, Liger Kernel; with a teacher, its logits too come and go a part at a time.)
 """
 
 from collections.abc import Iterator
@@ -16,9 +19,11 @@ from torch.autograd.function import once_differentiable
 
 from modernize.data import IGNORED
 from modernize.devices import autocast
+from modernize.matching import Matching
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 
+MATCH = 6.0
 LOGITS_AT_ONCE = {"cpu": 1 << 22}  # numbers: 16 MB in float32, which caches like
 LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # 128 MB; smaller products would leave a GPU idle
 
@@ -34,13 +39,14 @@ class Objective(nn.Module):
         self.model = model
         self.distill = distill if teacher is not None else 0.0
         self.precision = precision
+        self.matching: Matching | None = None
         self._teacher = (teacher,)  # in a tuple, so that it is no submodule: it is not trained and not wrapped
         self.trunk = model.states
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """(B, T) ids and targets -> a number in float32."""
         (teacher,) = self._teacher
-        model, head = self.model, self.model.head
+        head = self.model.head
         with autocast(x.device, self.precision):
             states = self.trunk(x).flatten(0, 1)  # (N, n_embd)
             old: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
@@ -50,8 +56,26 @@ class Objective(nn.Module):
             total: Tensor = SummedLoss.apply(  # type: ignore[no-untyped-call]
                 states, head.weight, head.bias, y.flatten(), *old, self.distill
             )
-        assert model is self.model
+        if self.matching is not None and old[0] is not None:
+            total = total + self.distill * MATCH * self.matching.loss(states, old[0], y.flatten() != IGNORED)
         return total
+
+    def match(self) -> Matching:
+        """Draw states to the teacher's from now on, as its weight says."""
+        (teacher,) = self._teacher
+        assert teacher is not None
+        self.matching = Matching(teacher.spec.n_embd, self.model.config.n_embd, next(self.model.parameters()).device)
+        return self.matching
+
+    @torch.no_grad()
+    def look(self, x: Tensor, y: Tensor) -> None:
+        """Show the states of a batch (B, T) to the matching, and learn nothing from it."""
+        (teacher,) = self._teacher
+        assert teacher is not None
+        assert self.matching is not None
+        with autocast(x.device, self.precision):
+            new, old = self.model.states(x).flatten(0, 1), teacher.states(x).flatten(0, 1)
+        self.matching.look(new, old, y.flatten() != IGNORED)
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (B, T, vocab), for validation."""
@@ -82,6 +106,8 @@ class SummedLoss(torch.autograd.Function):
         wide = torch.float64 if states.dtype == torch.float64 else torch.float32
         states, weight = states.to(narrow), weight.to(narrow)
         bias = None if bias is None else bias.to(wide)
+        if old_states is not None and old_weight is not None:
+            old_states, old_weight = old_states.to(narrow), old_weight.to(narrow)
         total = states.new_zeros((), dtype=wide)
         by_states = torch.empty_like(states)
         by_weight = torch.zeros_like(weight, dtype=wide)
@@ -93,7 +119,7 @@ class SummedLoss(torch.autograd.Function):
             total -= (1 - distill) * (log_new.gather(1, wanted)[:, 0] * known).sum()
             by_logits = log_new.exp()
             if old_states is not None and old_weight is not None:
-                old = _log_probabilities(old_states[rows].to(narrow), old_weight.to(narrow), old_bias, wide)
+                old = _log_probabilities(old_states[rows], old_weight, old_bias, wide)
                 likely = old.exp()
                 total += distill * (((old - log_new) * likely).sum(-1) * known).sum()
                 by_logits.sub_(likely, alpha=distill)

@@ -3,6 +3,7 @@
 It runs the canonical State of any dialect, so its parameters have the canonical names.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -85,6 +86,20 @@ class OldGPT(nn.Module):
     def block_size(self) -> int:
         """The trained context, past which this model has no positions."""
         return self.spec.block_size
+
+    def as_teacher(self, device: torch.device, precision: torch.dtype) -> "OldGPT":
+        """The model where it will teach: itself in float32, or for another precision a copy.
+
+        Matrices of the copy's blocks, which autocast would narrow at every pass, are kept narrow: the same predictions
+        in half the memory, and under autocast alone.
+        """
+        if precision == torch.float32:
+            return self.to(device, torch.float32)
+        model = copy.deepcopy(self).to(device, torch.float32)
+        for part in model.h.modules():
+            if isinstance(part, nn.Linear):
+                part.to(precision)
+        return model
 
     def caches(self, length: int) -> list[Cache]:
         """Empty caches, one a layer, with room for `length` tokens."""

@@ -25,8 +25,12 @@ def default_lr(name: OptimizerName, *, loss: float, old: float | None) -> float:
 
     Where the old loss isn't known, the model is taken to be near: that costs steps, the other would cost the model.
     """
-    near = old is None or loss - old < NEAR
-    return (NEAR_LR if near else FAR_LR)[name]
+    return (NEAR_LR if old is None or is_near(loss, old) else FAR_LR)[name]
+
+
+def is_near(loss: float, old: float) -> bool:
+    """Whether a model is so close to the old one that it should be kept there."""
+    return loss - old < NEAR
 
 
 def schedule(step: int, steps: int, warmup: int) -> float:

@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed, nn
@@ -18,6 +19,8 @@ from modernize.devices import choose_device
 from modernize.errors import UsageError
 from modernize.model import ModernGPT
 from modernize.spec import State
+
+LONGEST_WAIT = timedelta(days=1)  # tokenizing may take hours; the launcher ends all when one process is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,15 @@ class World:
         if self.size > 1:
             distributed.barrier()
 
+    @contextlib.contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """The first process does what is in here, then the others do."""
+        if not self.first:
+            self.wait()
+        yield
+        if self.first:
+            self.wait()
+
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether it is so in any process, so that all of them do the same."""
         return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
@@ -83,7 +95,7 @@ def join(device: DeviceName) -> Iterator[World]:
         )
     if cuda:
         torch.cuda.set_device(world.local)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=LONGEST_WAIT)
     try:
         yield world
     finally:
@@ -104,7 +116,8 @@ def spread(objective: nn.Module, model: ModernGPT, world: World, *, shard: bool)
     for block in model.h:
         fully_shard(block, mesh=mesh)
     fully_shard(objective, mesh=mesh)
-    register_fsdp_forward_method(objective, "predict")
+    for method in ("predict", "look"):
+        register_fsdp_forward_method(objective, method)
     return objective
 
 

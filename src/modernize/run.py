@@ -3,12 +3,14 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -19,18 +21,19 @@ from modernize.devices import (
     choose_precision,
     fast_products,
     gradient_scaler,
-    is_out_of_memory,
     should_compile,
     transfer,
 )
 from modernize.errors import TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Saved, Settings, Started, Stepped, Stopped, Validated
-from modernize.measure import Progress, mean_loss, silent
+from modernize.measure import mean_loss
+from modernize.memory import is_out_of_memory, too_large
 from modernize.model import ModernGPT
 from modernize.objective import Objective
 from modernize.old import OldGPT
-from modernize.optim import build_optimizers, default_lr, pack_optimizers, schedule, unpack_optimizers
+from modernize.optim import build_optimizers, default_lr, is_near, pack_optimizers, schedule, unpack_optimizers
 from modernize.parallel import World, fill, is_cut, like, norm_of, spread, together, whole
+from modernize.progress import Stages, unseen
 from modernize.spec import State
 
 MOST_SKIPPED = 30  # in a row; a scale that was only too large is found in fewer
@@ -60,7 +63,7 @@ class Surroundings:
     resume: bool = False
     stop: Callable[[], bool] = never
     world: World = field(default_factory=World)
-    progress: Progress = silent
+    progress: Stages = unseen
 
 
 class Run:
@@ -77,7 +80,7 @@ class Run:
         self.precision = choose_precision(settings.dtype, self.device)
         self.model = model.to(device=self.device, dtype=torch.float32)
         self.model.recompute = settings.activation_checkpointing
-        self.teacher = teacher.to(self.device, torch.float32) if teacher is not None else None
+        self.teacher = teacher.as_teacher(self.device, self.precision) if teacher is not None else None
         self.warmup = settings.warmup or max(1, settings.steps // 20)
         checks = 20 if settings.until_recovered else 4
         self.eval_every = settings.eval_every or max(1, settings.steps // checks)
@@ -102,30 +105,32 @@ class Run:
             try:
                 yield from self._begin()
                 stack.callback(self._give_best)
-                stopped: Stopped = "steps"
-                compiled = self.objective.trunk != self.model.states
-                while self.done < self.settings.steps:
-                    if self.around.world.any(self.around.stop(), self.device):
-                        stopped = "interrupted"
-                        yield from self._save()
-                        break
-                    if compiled:
-                        compiled = False
-                        yield from self._compile()
-                    yield self._step()
-                    if self.done % self.eval_every == 0 or self.done == self.settings.steps:
-                        yield self._validated()
-                        if self._recovered():
-                            stopped = "recovered"
-                            break
-                    every = self.settings.checkpoint_every
-                    if every and self.done % every == 0 and self.done < self.settings.steps:
-                        yield from self._save()
+                stopped = yield from self._train()
             except RuntimeError as error:
                 if is_out_of_memory(error):
-                    raise self._too_large() from error
+                    raise too_large(self.settings, self.device, self.around.world.size) from error
                 raise
         yield self._finished(stopped)
+
+    def _train(self) -> Generator[Event, None, Stopped]:
+        """Steps, validations and saves; gives why it stopped."""
+        if self._recovered():
+            return "recovered"
+        if self.objective.trunk != self.model.states and self.done < self.settings.steps:
+            yield from self._compile()
+        while self.done < self.settings.steps:
+            if self.around.world.any(self.around.stop(), self.device):
+                yield from self._save()
+                return "interrupted"
+            yield self._step()
+            if self.done % self.eval_every == 0 or self.done == self.settings.steps:
+                yield self._validated()
+                if self._recovered():
+                    return "recovered"
+            every = self.settings.checkpoint_every
+            if every and self.done % every == 0 and self.done < self.settings.steps:
+                yield from self._save()
+        return "steps"
 
     def _begin(self) -> Iterator[Event]:
         """Look at the losses and choose the learning rate; or take all of it from a run that was saved."""
@@ -146,6 +151,8 @@ class Run:
             self._keep_if_best(self.before)
             self.lr = self.settings.lr or default_lr(self.settings.optimizer, loss=self.before, old=self.old)
             self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
+            if self.old is not None and self.settings.distill and is_near(self.before, self.old):
+                self._match()
         if self.around.world.agree(self.done, self.device) != self.done:
             raise UsageError(
                 "not all processes see the saved run", hint="put the output into a folder that all machines share"
@@ -164,6 +171,13 @@ class Run:
             sharded=is_cut(self.model),
             validation_tokens=min(len(self.val), self.limit) * self.val.context,
         )
+
+    def _match(self) -> None:
+        """Draw the states to the teacher's too; what a batch shows is enough to begin with."""
+        matching = self.objective.match()
+        batch = self.train.draw(np.random.default_rng(self.settings.seed), self.batch)
+        self.objective.look(*self._shared(batch))
+        matching.renew(self.around.world)
 
     def _compile(self) -> Iterator[Notice]:
         """Compile at the first step, with a batch of the real size, and go on without where that fails."""
@@ -195,13 +209,15 @@ class Run:
         predicted = sum(int((targets != IGNORED).sum()) for _, targets in batches)
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
-            x, y = (transfer(world.share(torch.from_numpy(ids)), self.device) for ids in batch)  # (B, T)
+            x, y = self._shared(batch)
             with together(self.spread, last=number + 1 == len(batches)):
                 loss = self.spread(x, y) / max(predicted, 1)
                 self.scaler.scale(loss * world.size).backward()  # gradients are averaged over processes
             total += loss.detach()
         mean = world.total(total).item()  # the one place where the device is waited for
         self._update(mean)
+        if self.objective.matching:
+            self.objective.matching.renew(world)
         self.done += 1
         self.tokens += predicted
         self.seconds += time.perf_counter() - began
@@ -213,6 +229,10 @@ class Run:
             tokens_per_second=self.tokens / self.seconds,
             seconds_left=self.seconds / self.done * (self.settings.steps - self.done),
         )
+
+    def _shared(self, batch: Sequence[NDArray[np.int64]]) -> Iterator[Tensor]:
+        """Inputs and targets of the windows of this process, each (B, T), on the device."""
+        return (transfer(self.around.world.share(torch.from_numpy(ids)), self.device) for ids in batch)
 
     def _update(self, loss: float) -> None:
         for optimizer in self.optimizers:
@@ -242,7 +262,7 @@ class Run:
     def _validate(self, predict: Callable[[Tensor], Tensor]) -> float:
         """Mean loss on the validation part, the same in all processes."""
         with autocast(self.device, self.precision):
-            progress = self.around.progress
+            progress = partial(self.around.progress, "validation")
             loss = mean_loss(predict, self.val, limit=self.limit, device=self.device, progress=progress).loss
         return self.around.world.agree(loss, self.device)
 
@@ -272,6 +292,7 @@ class Run:
             "model": self.model.to_state(),
             "best": self.best_state,
             "optimizer": pack_optimizers(self.model, self.optimizers),
+            "matching": self.objective.matching.state() if self.objective.matching else {},
         }
         tensors = {
             f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in whole(state, world).items()
@@ -294,24 +315,14 @@ class Run:
         fill(self.best_state, part("best."))
         self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
         unpack_optimizers(self.model, self.optimizers, like(self.model, part("optimizer.")))
+        if matching := part("matching."):
+            self.objective.match().restore(matching)
         self.random.bit_generator.state = facts["random"]
         self.scaler.load_state_dict(facts["scaler"])
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         yield Notice(text=f"resumed after step {self.done}")
-
-    def _too_large(self) -> UsageError:
-        half = self.batch // 2 // self.around.world.size * self.around.world.size
-        if half:
-            accum = 2 * self.settings.grad_accum
-            hint = f"try --batch-size {half} --grad-accum {accum}, or --activation-checkpointing"
-        else:
-            hint = f"try --block-size {max(1, self.train.context // 2)}, or --activation-checkpointing"
-        return UsageError(
-            f"there is not enough memory on {self.device.type} for {self.batch} windows of {self.train.context} tokens",
-            hint=hint,
-        )
 
     def _finished(self, stopped: Stopped) -> Finished:
         return Finished(

@@ -8,8 +8,8 @@ from torch import Tensor
 from modernize.data import SELF, Corpus
 from modernize.errors import BadData, BadTensors
 from modernize.loading import Model
-from modernize.measure import Progress, silent
 from modernize.old import OldGPT
+from modernize.progress import Progress, silent
 from modernize.tokenizer import Tokenizer
 
 LEAD_IN = 8  # tokens before the first that counts, of text that a model writes of itself
@@ -65,7 +65,7 @@ def self_text(
                     ids = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0]
 
 
-def self_corpus(model: OldGPT, *, context: int, tokens: int, seed: int) -> Corpus:
+def self_corpus(model: OldGPT, *, context: int, tokens: int, seed: int, progress: Progress = silent) -> Corpus:
     """DATA that an old model writes itself: rows of a context, `tokens` to train on and a tenth of that to judge.
 
     Deterministic by seed. Raises BadTensors for a model that predicts no finite numbers.
@@ -74,13 +74,15 @@ def self_corpus(model: OldGPT, *, context: int, tokens: int, seed: int) -> Corpu
     train = -(-tokens // length)
     wanted = train + max(1, train // 10)
     at_once = max(1, SELF_AT_ONCE // length)
+    parts = []
     try:
-        parts = [
-            torch.stack(
-                list(self_text(model, sequences=min(at_once, wanted - start), length=length + 1, seed=seed + start)), 1
-            )
-            for start in range(0, wanted, at_once)
-        ]
+        for start in range(0, wanted, at_once):
+            count = min(at_once, wanted - start)
+            steps = []
+            for ids in self_text(model, sequences=count, length=length + 1, seed=seed + start):
+                steps.append(ids)
+                progress(start * length + count * min(len(steps), length), wanted * length)
+            parts.append(torch.stack(steps, 1))
     except FloatingPointError as error:
         raise BadTensors(
             "the old model's predictions are not finite numbers in float32, so it can write nothing",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from modernize.console import Output, number
 from modernize.dialects import Dialect
 from modernize.operations import rope_operations, saved_additions
+from modernize.progress import Stages
 from modernize.spec import HOMES, GPTSpec, layerless
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _block_row(i: int, block: "BlockReport", parts: Sequence[str]) -> tuple[str,
     return (str(i), f"{100 * block.positions:.1f} %", divergence, f"{100 * block.missing:.1f} %", *absorbed)
 
 
-def watch_finetune(out: Output, events: "Iterator[TuneEvent]") -> "Tuned":
+def watch_finetune(out: Output, events: "Iterator[TuneEvent]", progress: Stages) -> "Tuned":
     """Show a fine-tune while it runs; gives what came out."""
     from modernize.events import Finished, Notice, Saved, Started, Stepped, Validated
     from modernize.tune import Tuned
@@ -125,34 +126,34 @@ def watch_finetune(out: Output, events: "Iterator[TuneEvent]") -> "Tuned":
     started: Started | None = None
     smooth = math.nan
     goal = ""
-    with out.progress("step") as advance:
-        for event in events:
-            if isinstance(event, Notice):
-                out.warnings([event.text])
-            elif isinstance(event, Started):
-                started = event
-                goal = "" if event.old is None else f"  old model {event.old:.4f}"
-                old = "" if event.old is None else f", old model {event.old:.4f}"
-                out.note(
-                    f"{event.steps} steps of {event.batch_size} × {event.block_size} tokens on {event.device} "
-                    f"({event.dtype}); validation loss {event.before:.4f}{old}"
-                )
-            elif isinstance(event, Stepped) and started:
-                smooth = event.loss if math.isnan(smooth) else SMOOTH * smooth + (1 - SMOOTH) * event.loss
-                advance(
-                    event.step,
-                    started.steps,
-                    f"loss {event.loss:.4f} ({smooth:.4f})  {event.tokens_per_second:,.0f} tokens/s  "
-                    f"{event.seconds_left:.0f} s left{goal}",
-                )
-            elif isinstance(event, Validated):
-                out.note(f"step {event.step}: validation loss {event.loss:.4f}{' (best)' if event.best else ''}{goal}")
-            elif isinstance(event, Saved):
-                out.note(f"step {event.step}: the run is saved in {event.path}")
-            elif isinstance(event, Tuned):
-                return event
-            else:
-                assert isinstance(event, Finished | Stepped)
+    for event in events:
+        if isinstance(event, Notice):
+            out.warnings([event.text])
+        elif isinstance(event, Started):
+            started = event
+            goal = "" if event.old is None else f"  old model {event.old:.4f}"
+            old = "" if event.old is None else f", old model {event.old:.4f}"
+            out.note(
+                f"{event.steps} steps of {event.batch_size} × {event.block_size} tokens on {event.device} "
+                f"({event.dtype}); validation loss {event.before:.4f}{old}"
+            )
+        elif isinstance(event, Stepped) and started:
+            smooth = event.loss if math.isnan(smooth) else SMOOTH * smooth + (1 - SMOOTH) * event.loss
+            progress(
+                "step",
+                event.step,
+                started.steps,
+                f"loss {event.loss:.4f} ({smooth:.4f})  {event.tokens_per_second:,.0f} tokens/s  "
+                f"{event.seconds_left:.0f} s left{goal}",
+            )
+        elif isinstance(event, Validated):
+            out.note(f"step {event.step}: validation loss {event.loss:.4f}{' (best)' if event.best else ''}{goal}")
+        elif isinstance(event, Saved):
+            out.note(f"step {event.step}: the run is saved in {event.path}")
+        elif isinstance(event, Tuned):
+            return event
+        else:
+            assert isinstance(event, Finished | Stepped)
     raise RuntimeError("a fine-tune ended without a result")
 
 

@@ -14,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernize.errors import BadData
+from modernize.progress import Progress, silent
 from modernize.tokenizer import Tokenizer
 
 LARGE = 1 << 24  # bytes; tokenizers need a hundred times that for a moment
 PIECE = 1 << 22  # bytes
+MB = 10**6
 LONGEST_LINE = 1 << 26  # characters; one that is longer is cut where it is
 
 
-def encode_file(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
+def encode_file(path: Path, tokenizer: Tokenizer, *, progress: Progress = silent) -> NDArray[Any]:
     """Ids of a UTF-8 text, (n,), mapped from a cache where it is large; line ends are kept as they are.
 
     Raises BadData for what cannot be read, and for what the tokenizer has no token for.
@@ -33,7 +35,7 @@ def encode_file(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
         dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
         key = hashlib.sha256(f"{tokenizer.fingerprint()} {size} {changed}".encode()).hexdigest()[:12]
         cache = path.with_name(f"{path.name}.{key}.ids")
-        pieces = (tokenizer.encode(piece).astype(dtype) for piece in _pieces(path))
+        pieces = (tokenizer.encode(piece).astype(dtype) for piece in _pieces(path, progress))
         if not cache.exists() and not os.access(path.parent, os.W_OK):
             return np.concatenate(list(pieces))
         if not cache.exists():
@@ -58,10 +60,10 @@ def _write(cache: Path, pieces: Iterator[NDArray[Any]]) -> None:
         raise
 
 
-def _pieces(path: Path) -> Iterator[str]:
-    """The text in pieces that a tokenizer takes as it takes the whole: they end before a line end."""
+def _pieces(path: Path, progress: Progress = silent) -> Iterator[str]:
+    """The text in pieces that a tokenizer takes as it takes the whole: they end before a line end. Told in MB."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    text, read = "", 0
+    text, read, size = "", 0, path.stat().st_size
     with path.open("rb") as stream:
         while True:
             raw = stream.read(PIECE)
@@ -78,6 +80,7 @@ def _pieces(path: Path) -> Iterator[str]:
             if cut:
                 yield text[:cut]
                 text = text[cut:]
+            progress(read // MB, size // MB)
             if not raw:
                 return
 

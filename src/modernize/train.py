@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from modernize.data import Corpus
-from modernize.devices import is_out_of_memory
 from modernize.errors import BadData, UsageError
 from modernize.events import Event, Settings
 from modernize.loading import Model
 from modernize.measure import corpus_for
+from modernize.memory import is_out_of_memory
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.parallel import World
@@ -36,7 +36,8 @@ def finetune(
 ) -> Iterator[Event]:
     """Train `model` on the training part of DATA, in place; `options` are fields of Settings.
 
-    The weights of model and teacher become float32 on the chosen device. Yields Started (after Notices, where there is
+    The weights of model and teacher become float32 on the chosen device, unless it computes in another precision: then
+    the teacher is left as it is, and a narrow copy of it teaches. Yields Started (after Notices, where there is
     something to say), then Stepped, Validated and Saved, then Finished. The best validation may be that before the
     first step. `surroundings` says where the run is saved and with whom it is shared; by default it is alone.
 
@@ -48,24 +49,19 @@ def finetune(
     if settings is not None and options:
         raise TypeError(f"give settings or single options, not both: {', '.join(options)}")
     chosen = settings or Settings(**options)  # type: ignore[arg-type]
-    chosen.check()
     if not isinstance(model, ModernGPT) or not isinstance(teacher, OldGPT | None):
         raise UsageError(
             "a modern model is fine-tuned, and an old one teaches",
             hint="convert the old model first; the teacher is the old checkpoint, loaded",
         )
-    corpus = corpus_for(model, data, tokenizer)
-    if teacher is not None and teacher.vocab_size != model.vocab_size:
-        raise UsageError(
-            f"the teacher knows {teacher.vocab_size} tokens and the model {model.vocab_size}",
-            hint="the teacher is the old model that this one was converted from",
-        )
     around = surroundings or Surroundings()
-    block = chosen.block_size or model.block_size
-    chosen = replace(
-        chosen, block_size=block, batch_size=chosen.batch_size or default_batch_size(block, around.world.size)
-    )
-    _check(chosen, corpus, teacher, around.world)
+    chosen = check_settings(chosen, model, teacher, around.world)
+    corpus = corpus_for(model, data, tokenizer)
+    if not len(corpus.train):
+        raise BadData(
+            f"{corpus.name} has no training part",
+            hint="give a folder with train.bin and val.bin, or a longer text",
+        )
     try:
         return Run(model, corpus, teacher, chosen, around).events()
     except RuntimeError as error:
@@ -83,18 +79,20 @@ def default_batch_size(block_size: int, processes: int = 1) -> int:
     return -(-windows // processes) * processes
 
 
-def _check(settings: Settings, corpus: Corpus, teacher: OldGPT | None, world: World) -> None:
-    """Raise UsageError or BadData for what does not fit together."""
-    block, batch = settings.block_size, settings.batch_size
+def check_settings(settings: Settings, model: ModernGPT, teacher: OldGPT | None, world: World) -> Settings:
+    """The settings with batch and block size chosen. Raises UsageError for what does not fit together."""
+    settings.check()
+    block = settings.block_size or model.block_size
+    batch = settings.batch_size or default_batch_size(block, world.size)
+    if teacher is not None and teacher.vocab_size != model.vocab_size:
+        raise UsageError(
+            f"the teacher knows {teacher.vocab_size} tokens and the model {model.vocab_size}",
+            hint="the teacher is the old model that this one was converted from",
+        )
     if teacher is not None and block > teacher.block_size:
         raise UsageError(
             f"--block-size {block} is past the teacher's {teacher.block_size} positions",
             hint=f"use --block-size {teacher.block_size}, or no --teacher",
-        )
-    if not len(corpus.train):
-        raise BadData(
-            f"{corpus.name} has no training part",
-            hint="give a folder with train.bin and val.bin, or a longer text",
         )
     if settings.until_recovered and teacher is None:
         raise UsageError(
@@ -107,3 +105,4 @@ def _check(settings: Settings, corpus: Corpus, teacher: OldGPT | None, world: Wo
         )
     if settings.shard and settings.dtype == "float16":
         raise UsageError("--shard and --dtype float16 don't go together", hint="use --dtype bfloat16")
+    return replace(settings, block_size=block, batch_size=batch)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -22,12 +23,13 @@ from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.parallel import World, whole
 from modernize.plot import check_plot, plot_losses
+from modernize.progress import Stages, unseen
 from modernize.resume import RunFile, outputs_of
 from modernize.run import Surroundings, never
 from modernize.sample import self_corpus
 from modernize.stored import Stored
 from modernize.tokenizer import find_tokenizer, tokenizer_files
-from modernize.train import default_batch_size, finetune
+from modernize.train import check_settings, finetune
 from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
 
 SELF_TOKENS = 1 << 18  # that an old model writes, at most: what it writes last teaches little more
@@ -80,7 +82,9 @@ class Tuned:
 TuneEvent: TypeAlias = Event | Tuned
 
 
-def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = None) -> Iterator[TuneEvent]:
+def tune(
+    job: Job, *, stop: Callable[[], bool] = never, world: World | None = None, progress: Stages = unseen
+) -> Iterator[TuneEvent]:
     """Train, and write the weights of the best validation in the dtype that the checkpoint had. Yields Tuned last.
 
     The run is saved beside the output where `checkpoint_every` says so, and when it is asked to stop. Raises what
@@ -97,27 +101,19 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
     if job.teacher:
         teacher, warnings = _teacher(job.teacher, job.facts, job.weights)
         yield from (Notice(text=text) for text in warnings)
+    settings = check_settings(job.settings, model, teacher, world)  # before text is read or written
     if job.data == SELF:
-        yield Notice(text="the old model writes the text to learn from")
-        corpus = _self(job.settings, model, teacher, world)
+        corpus = _self(settings, teacher, world, progress)
     else:
-        corpus = load_corpus(
-            job.data,
-            tokenizer=lambda: find_tokenizer(
-                job.tokenizer, vocabulary=stored.vocabulary, beside=job.checkpoint, vocab_size=model.vocab_size
-            ),
-            vocab_size=model.vocab_size,
-            dtype=job.data_dtype,
-        )
-    keeper = RunFile(
-        run_file(job.output), _identity(job, corpus, model, world), outputs=_outputs(job), writes=world.first
-    )
-    around = Surroundings(keeper=keeper, resume=job.resume, stop=stop, world=world)
+        with world.first_alone():  # a large text is tokenized once, into a file that the others find
+            corpus = _read(job, model, stored, progress)
+    keeper = RunFile(run_file(job.output), _identity(job, settings, corpus), outputs=_outputs(job), writes=world.first)
+    around = Surroundings(keeper=keeper, resume=job.resume, stop=stop, world=world, progress=progress)
     result = _Result(job, model, stored, dtype, world)
     with ExitStack() as stack:  # the log is opened when nothing is left to be refused
         log: TextIO | None = None
         try:
-            for event in finetune(model, corpus, teacher=teacher, settings=job.settings, surroundings=around):
+            for event in finetune(model, corpus, teacher=teacher, settings=settings, surroundings=around):
                 keeper.history.append(as_row(event))
                 if isinstance(event, Started):
                     if not job.resume:
@@ -139,15 +135,32 @@ def tune(job: Job, *, stop: Callable[[], bool] = never, world: World | None = No
     yield Tuned(input=job.checkpoint, output=job.output, finished=event)
 
 
-def _self(settings: Settings, model: ModernGPT, teacher: OldGPT | None, world: World) -> Corpus:
+def _read(job: Job, model: ModernGPT, stored: Stored, progress: Stages) -> Corpus:
+    """DATA, by the tokenizer of the model. Raises BadData."""
+    return load_corpus(
+        job.data,
+        tokenizer=lambda: find_tokenizer(
+            job.tokenizer, vocabulary=stored.vocabulary, beside=job.checkpoint, vocab_size=model.vocab_size
+        ),
+        vocab_size=model.vocab_size,
+        dtype=job.data_dtype,
+        progress=progress,
+    )
+
+
+def _self(settings: Settings, teacher: OldGPT | None, world: World, progress: Stages) -> Corpus:
     """Text of the old model, as much as the run can use and at most SELF_TOKENS. Raises UsageError without one."""
     if teacher is None:
         raise UsageError("--data self is text that the old model writes", hint="give it: --teacher OLD")
-    block = settings.block_size or model.block_size
-    batch = settings.batch_size or default_batch_size(block, world.size)
-    wanted = settings.steps * settings.grad_accum * batch * block
+    wanted = settings.steps * settings.grad_accum * settings.batch_size * settings.block_size
     teacher = teacher.to(choose_device(settings.device), torch.float32)
-    found = self_corpus(teacher, context=block, tokens=min(wanted, SELF_TOKENS), seed=settings.seed)
+    found = self_corpus(
+        teacher,
+        context=settings.block_size,
+        tokens=min(wanted, SELF_TOKENS),
+        seed=settings.seed,
+        progress=partial(progress, "the old model writes"),
+    )
     train, val = (world.same(torch.from_numpy(part)).numpy() for part in (found.train, found.val))
     return replace(found, train=train, val=val)
 
@@ -205,17 +218,10 @@ def run_file(output: Path) -> Path:
 _FREE = ("checkpoint_every", "compile", "device", "shard", "activation_checkpointing")
 
 
-def _identity(job: Job, corpus: Corpus, model: ModernGPT, world: World) -> dict[str, Any]:
+def _identity(job: Job, settings: Settings, corpus: Corpus) -> dict[str, Any]:
     """What has to be the same for a run to be resumed, by the names that its user knows."""
-    block = job.settings.block_size or model.block_size
-    precision = choose_precision(job.settings.dtype, choose_device(job.settings.device))
-    batch = job.settings.batch_size or default_batch_size(block, world.size)
-    chosen = {
-        "block_size": block,
-        "batch_size": batch,
-        "dtype": str(precision).removeprefix("torch."),
-        "weights": job.weights,
-    }
+    precision = choose_precision(settings.dtype, choose_device(settings.device))
+    chosen = {"dtype": str(precision).removeprefix("torch."), "weights": job.weights}
     return {
         "CKPT (sha256)": open_checkpoint(job.checkpoint).sha256(),
         "--teacher (sha256)": open_checkpoint(job.teacher, weights=job.weights).sha256() if job.teacher else "",
@@ -223,7 +229,7 @@ def _identity(job: Job, corpus: Corpus, model: ModernGPT, world: World) -> dict[
         "--data (sha256 of its ids)": SELF if job.data == SELF else corpus.digest(),
         **{
             f"--{name.replace('_', '-')}": value
-            for name, value in {**asdict(job.settings), **chosen}.items()
+            for name, value in {**asdict(settings), **chosen}.items()
             if name not in _FREE
         },
         **{f"--{name.replace('_', '-')} (of the teacher)": value for name, value in asdict(job.facts).items()},

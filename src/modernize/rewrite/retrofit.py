@@ -4,19 +4,17 @@ The streams of both models are carried forward, so every activation is computed 
 longer than its block.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from modernize.progress import Progress
 from modernize.rewrite import block as blocks
 from modernize.rewrite.halves import BlockReport, Streams, missing_share, retrofit_attention, retrofit_mlp
 from modernize.rewrite.output import Ending, Head, endings
 from modernize.rewrite.work import Work
 from modernize.spec import State
-
-Progress = Callable[[int, int], None]  # blocks done, blocks in all
 
 
 @dataclass(frozen=True, kw_only=True)

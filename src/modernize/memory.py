@@ -1,0 +1,26 @@
+"""What to say where memory runs out."""
+
+import torch
+
+from modernize.errors import UsageError
+from modernize.events import Settings
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, or the CPU, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def too_large(settings: Settings, device: torch.device, processes: int) -> UsageError:
+    """Of a step: half the batch is offered, gone through twice as often, or shorter windows where there is no half."""
+    half = settings.batch_size // 2 // processes * processes
+    smaller = (
+        f"--batch-size {half} --grad-accum {2 * settings.grad_accum}"
+        if half
+        else f"--block-size {max(1, settings.block_size // 2)}"
+    )
+    return UsageError(
+        f"there is not enough memory on {device.type} for {settings.batch_size} windows of "
+        f"{settings.block_size} tokens",
+        hint=f"try {smaller}, or --activation-checkpointing",
+    )
