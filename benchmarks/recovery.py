@@ -43,7 +43,8 @@ from modernize.loading import load_whole
 from modernize.measure import mean_loss
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
-from modernize.optim import NEAR_LR, build_optimizers, schedule
+from modernize.optim import build_optimizers, schedule
+from modernize.recipe import ALONE_LR
 from modernize.tokenizer import find_tokenizer
 from modernize.train import default_batch_size
 
@@ -250,7 +251,7 @@ def _train_on(
     """The old model trained on as it was trained, with our optimizers at the rate for models that are near."""
     model = copy.deepcopy(old).requires_grad_(True)
     random, device, seconds = np.random.default_rng(seed), torch.device("cpu"), 0.0
-    optimizers = build_optimizers(model, "auto", NEAR_LR["auto"], device)
+    optimizers = build_optimizers(model, "auto", ALONE_LR, device)
     for step in range(steps):
         began = time.perf_counter()
         for optimizer in optimizers:

@@ -23,7 +23,7 @@ ORDER = (
     ("loading", "inspection", "tokenizer"),
     ("text",),
     ("data", "devices"),
-    ("measure", "memory", "optim", "parallel"),
+    ("measure", "memory", "optim", "parallel", "recipe"),
     ("matching",),
     ("objective",),
     ("run", "sample"),

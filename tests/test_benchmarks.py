@@ -49,6 +49,21 @@ def test_recovery_measures_every_way_and_writes_its_page(recovery, nano, tmp_pat
     assert (tmp_path / "recovery.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_race_ends_where_a_way_is_near_enough(recovery, nano, tmp_path, monkeypatch):
+    race = importlib.import_module("time_to_recover")
+    monkeypatch.setattr(race, "STEPS", (1, 2))
+    data = tiny.write_bin(tmp_path / "data", tiny.spec())
+    subject = recovery.Subject(name="tiny", title="a tiny model", checkpoint=nano, data=str(data))
+    bench = recovery.Bench(subject, tmp_path)
+    found = {way: race.search(bench, way, 100.0, (0,)) for way in race.WAYS}
+    assert {row.steps for row in found.values()} == {1}
+    with pytest.raises(SystemExit, match="not within -100"):
+        race.search(bench, "reset", -100.0, (0,))
+    page = race.page({"tiny": found}, {"tiny": "a tiny model"}, 100.0, 1)
+    assert "## a tiny model" in page
+    assert page.count(f"{bench.batch * bench.spec.block_size:,}") == 3
+
+
 def test_throughput_measures_each_row_and_writes_its_page(monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(FOLDER)

@@ -18,7 +18,8 @@ from modernize.loading import load
 from modernize.matching import RIDGE
 from modernize.measure import token_losses
 from modernize.objective import MATCH
-from modernize.optim import FAR_LR, NEAR_LR, build_optimizers, default_lr, schedule
+from modernize.optim import build_optimizers, schedule
+from modernize.recipe import choose_recipe
 from modernize.sample import self_corpus
 from modernize.train import default_batch_size, finetune
 
@@ -73,7 +74,7 @@ def test_what_is_minimised(new, nano, data, monkeypatch, near):
 
     Without an update in between, the first step's loss is that of its own batch.
     """
-    monkeypatch.setattr("modernize.optim.NEAR", math.inf if near else -math.inf)
+    monkeypatch.setattr("modernize.recipe.NEAR", math.inf if near else -math.inf)
     student, teacher = load(new), load(nano)
     step = next(e for e in finetune(load(new), data, **QUICK, teacher=teacher, seed=3) if isinstance(e, Stepped))
     corpus = load_corpus(data, tokenizer=lambda: None, vocab_size=61)
@@ -290,16 +291,15 @@ def test_who_learns_and_who_teaches(new, nano, data):
         finetune(load(new), data, teacher=load(new))
 
 
-@pytest.mark.parametrize("name", ["auto", "muon", "adamw"])
-def test_a_model_near_the_old_one_takes_small_steps(name):
-    assert default_lr(name, loss=1.7, old=1.6) == default_lr(name, loss=3.4, old=None) == NEAR_LR[name]
-    assert default_lr(name, loss=3.4, old=1.6) == FAR_LR[name] > NEAR_LR[name]
-
-
-def test_the_learning_rate_is_chosen_by_the_losses_before_the_first_step(new, nano, data):
+def test_the_recipe_follows_the_losses_before_the_first_step(new, nano, data):
     started = events_of(new, data, teacher=load(nano), steps=1)[0]
-    assert started.lr == default_lr("auto", loss=started.before, old=started.old)
-    assert events_of(new, data, teacher=load(nano), steps=1, lr=1e-5)[0].lr == 1e-5
+    chosen = choose_recipe(
+        Settings(steps=1, batch_size=4, block_size=16), loss=started.before, old=started.old, width=32, tokens=10**6
+    )
+    assert (started.lr, started.distill) == (chosen.lr, chosen.distill)
+    said = events_of(new, data, teacher=load(nano), steps=1, lr=1e-5, distill=0.1)[0]
+    assert (said.lr, said.distill) == (1e-5, 0.1)
+    assert events_of(new, data, steps=1)[0].distill == 0.0
 
 
 @pytest.mark.parametrize("wrong", [{"optimizer": "sgd"}, {"device": "tpu"}, {"dtype": "fp16"}])

@@ -12,7 +12,7 @@ Stopped = Literal["steps", "recovered", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to train. Zero means chosen: sizes from the model, `lr` from the optimizer, the others from `steps`."""
+    """How to train. Zero, or None for `distill`, means chosen: see `train` and `recipe`, the others from `steps`."""
 
     steps: int = 200
     batch_size: int = 0
@@ -20,7 +20,7 @@ class Settings:
     grad_accum: int = 1
     lr: float = 0.0
     optimizer: OptimizerName = "auto"
-    distill: float = 0.5
+    distill: float | None = None
     warmup: int = 0
     grad_clip: float = 1.0
     seed: int = 0
@@ -52,7 +52,7 @@ class Settings:
                 )
         for option, words in (("optimizer", OptimizerName), ("device", DeviceName), ("dtype", PrecisionName)):
             check_choice(option, getattr(self, option), words)
-        if not 0 <= self.distill <= 1:
+        if self.distill is not None and not 0 <= self.distill <= 1:
             raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise UsageError(f"--lr {self.lr} is not a positive number", hint="leave it out for the default")
@@ -69,6 +69,7 @@ class Started:
     before: float
     old: float | None
     lr: float
+    distill: float
     batch_size: int
     block_size: int
     device: str

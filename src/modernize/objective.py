@@ -34,10 +34,10 @@ class Objective(nn.Module):
     `objective(x, y)` with x and y (B, T) gives the sum of the loss over the places that are predicted.
     """
 
-    def __init__(self, model: ModernGPT, teacher: OldGPT | None, distill: float, precision: torch.dtype) -> None:
+    def __init__(self, model: ModernGPT, teacher: OldGPT | None, precision: torch.dtype) -> None:
         super().__init__()
         self.model = model
-        self.distill = distill if teacher is not None else 0.0
+        self.distill = 0.0  # weight of the teacher, as the recipe says
         self.precision = precision
         self.matching: Matching | None = None
         self._teacher = (teacher,)  # in a tuple, so that it is no submodule: it is not trained and not wrapped

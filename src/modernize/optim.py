@@ -14,23 +14,6 @@ from modernize.devices import has_fused_adamw
 from modernize.spec import State
 
 BETAS = (0.9, 0.95)
-NEAR = 0.25  # nats above the old model: nearer than that, large steps would throw away what the conversion kept
-# peaks that won back most on small models in 50 to 200 steps; Muon's serves both of its optimizers
-NEAR_LR: dict[OptimizerName, float] = {"auto": 7e-4, "muon": 7e-4, "adamw": 7e-4}
-FAR_LR: dict[OptimizerName, float] = {"auto": 4e-3, "muon": 4e-3, "adamw": 2e-3}
-
-
-def default_lr(name: OptimizerName, *, loss: float, old: float | None) -> float:
-    """Peak of the learning rate for a model whose validation loss is `loss` where the old model's is `old`, in nats.
-
-    Where the old loss isn't known, the model is taken to be near: that costs steps, the other would cost the model.
-    """
-    return (NEAR_LR if old is None or is_near(loss, old) else FAR_LR)[name]
-
-
-def is_near(loss: float, old: float) -> bool:
-    """Whether a model is so close to the old one that it should be kept there."""
-    return loss - old < NEAR
 
 
 def schedule(step: int, steps: int, warmup: int) -> float:

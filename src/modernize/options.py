@@ -180,8 +180,11 @@ TRAINING: dict[str, tuple[Any, Any]] = {
         "auto",
     ),
     "distill": (
-        Annotated[float, _training("--distill", help="Weight of the teacher against the data.", min=0, max=1)],
-        0.5,
+        Annotated[
+            float | None,
+            _training("--distill", help="Weight of the teacher against the data; by default a half or more."),
+        ],
+        None,
     ),
     "warmup": (Annotated[int | None, _training("--warmup", help="Steps; by default a twentieth.", min=1)], None),
     "seed": (SeedOption, 0),

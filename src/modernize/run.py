@@ -31,9 +31,10 @@ from modernize.memory import is_out_of_memory, too_large
 from modernize.model import ModernGPT
 from modernize.objective import Objective
 from modernize.old import OldGPT
-from modernize.optim import build_optimizers, default_lr, is_near, pack_optimizers, schedule, unpack_optimizers
+from modernize.optim import build_optimizers, pack_optimizers, schedule, unpack_optimizers
 from modernize.parallel import World, fill, is_cut, like, norm_of, spread, together, whole
 from modernize.progress import Stages, unseen
+from modernize.recipe import choose_recipe
 from modernize.spec import State
 
 MOST_SKIPPED = 30  # in a row; a scale that was only too large is found in fewer
@@ -85,7 +86,7 @@ class Run:
         checks = 20 if settings.until_recovered else 4
         self.eval_every = settings.eval_every or max(1, settings.steps // checks)
         self.limit = max(1, settings.val_tokens // model.block_size)
-        self.objective = Objective(self.model, self.teacher, settings.distill, self.precision)
+        self.objective = Objective(self.model, self.teacher, self.precision)
         if should_compile(settings.compile, self.device):
             self.objective.trunk = torch.compile(self.model.states)
         self.spread = spread(self.objective, self.model, around.world, shard=settings.shard)
@@ -149,9 +150,11 @@ class Run:
             self.before = self.after = self._validate(self.objective.predict)
             self.old = self._validate(self.teacher) if self.teacher else None
             self._keep_if_best(self.before)
-            self.lr = self.settings.lr or default_lr(self.settings.optimizer, loss=self.before, old=self.old)
+            width, tokens = self.model.config.n_embd, self.train.ids.size
+            recipe = choose_recipe(self.settings, loss=self.before, old=self.old, width=width, tokens=tokens)
+            self.lr, self.objective.distill = recipe.lr, recipe.distill
             self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
-            if self.old is not None and self.settings.distill and is_near(self.before, self.old):
+            if recipe.match:
                 self._match()
         if self.around.world.agree(self.done, self.device) != self.done:
             raise UsageError(
@@ -163,6 +166,7 @@ class Run:
             before=self.before,
             old=self.old,
             lr=self.lr,
+            distill=self.objective.distill,
             batch_size=self.batch,
             block_size=self.train.context,
             device=self.device.type,
@@ -301,7 +305,11 @@ class Run:
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         facts = {name: getattr(self, name) for name in _COUNTED}
-        facts |= {"random": self.random.bit_generator.state, "scaler": self.scaler.state_dict()}
+        facts |= {
+            "distill": self.objective.distill,
+            "random": self.random.bit_generator.state,
+            "scaler": self.scaler.state_dict(),
+        }
         yield Saved(step=self.done, path=self.around.keeper.save(tensors, facts))
 
     def _restore(self, tensors: State, facts: Mapping[str, Any]) -> Iterator[Notice]:
@@ -317,6 +325,7 @@ class Run:
         unpack_optimizers(self.model, self.optimizers, like(self.model, part("optimizer.")))
         if matching := part("matching."):
             self.objective.match().restore(matching)
+        self.objective.distill = facts["distill"]
         self.random.bit_generator.state = facts["random"]
         self.scaler.load_state_dict(facts["scaler"])
         torch.set_rng_state(tensors["random.cpu"])
