@@ -51,6 +51,6 @@ def choose_recipe(settings: Settings, *, loss: float, old: float | None, width: 
 
 
 def near_factor(width: int, step_tokens: int) -> float:
-    """How the peak near the old model changes: with the root of the batch as far as was measured, less in wide models."""
+    """How the peak near the old model changes: with the root of the batch as far as was tried, less in wide models."""
     batch = min(max(math.sqrt(step_tokens / NEAR_TOKENS), 0.5), 2.0)
     return batch * min(1.0, math.sqrt(NEAR_WIDTH / width))
