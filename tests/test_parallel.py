@@ -12,7 +12,7 @@ from modernize.events import Settings
 from modernize.facts import Facts
 from modernize.loading import load
 from modernize.parallel import World
-from modernize.tune import Job, tune
+from modernize.tune import Job, run_file, tune
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo here")
 
@@ -88,6 +88,28 @@ def test_a_run_of_one_process_is_resumed_by_two(finetune, new, nano, data, tmp_p
     assert list(tune(job, stop=lambda: next(asked)))[-1].finished.steps == 4
     _, shared, _ = finetune("two", "--shard", "--resume", processes=2)
     assert shared == pytest.approx(losses, abs=2e-4)
+
+
+def test_a_signal_to_the_launcher_saves_the_run_once(new, data, tmp_path):
+    out = tmp_path / "out.safetensors"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--",
+            "modernize", "finetune", str(new), "--data", str(data), "--steps", "100000", "--eval-every", "100000",
+            "--batch-size", "4", "--device", "cpu", "-o", str(out),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    for line in process.stdout:
+        if "100000 steps of" in line:
+            break
+    process.terminate()
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert said.count("the run is saved in") == 1
+    assert run_file(out).exists()
+    assert load(out).vocab_size == 61
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_a_batch_that_cannot_be_shared_is_refused_once(finetune):
