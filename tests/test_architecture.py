@@ -15,7 +15,7 @@ ORDER = (
     ("checkpoint",),
     ("stored",),
     ("dialects",),
-    ("facts",),
+    ("facts", "unwrap"),
     ("recognise", "operations"),
     ("layers",),
     ("old", "model"),

@@ -6,7 +6,21 @@ from pathlib import Path
 import torch
 
 from modernize.dialects import DIALECTS, Dialect
-from modernize.dialects.ops import DROP, KEEP, SPLIT3, STACK_HEADS, TRANSPOSE, TRANSPOSE_SPLIT3
+from modernize.dialects.ops import (
+    AFTER_TWO,
+    FLATTEN,
+    INTO_HEADS,
+    KEEP,
+    OUT_OF_HEADS,
+    SCALE_INPUT,
+    SPLIT3,
+    SPLIT_SHARED,
+    SQUEEZE,
+    STACK_HEADS,
+    STACK_HEADS_ALONE,
+    TRANSPOSE,
+    TRANSPOSE_SPLIT3,
+)
 from modernize.spec import LINEARS, NORMS, GPTSpec, State
 
 ALL_BIASES = tuple(p for p in (*NORMS, *LINEARS) if p != "head")
@@ -49,33 +63,65 @@ def ids(of: GPTSpec, batch: int = 3, length: int = 0, seed: int = 5) -> torch.Te
     return torch.randint(0, of.vocab_size, (batch, length or of.block_size), generator=random)
 
 
-def as_dialect(state: State, of: GPTSpec, dialect: Dialect) -> dict[str, torch.Tensor]:
-    """The inverse of recognition: the file's own keys, from the canonical State."""
+def as_dialect(state: State, of: GPTSpec, dialect: Dialect, *, spelling: int = 0) -> dict[str, torch.Tensor]:
+    """The inverse of recognition: the file's own keys, in one of their spellings, from the canonical State."""
     whole = state | ({"head.weight": state["wte.weight"]} if of.tied else {})
     keys: dict[str, torch.Tensor] = {}
     for rule in dialect.rules:
         for i in range(of.n_layer if "{i}" in rule.source else 1):
             for p in ("weight", "bias") if "{p}" in rule.source else ("weight",):
                 targets = [whole.get(t.format(i=i, p=p)) for t in rule.targets]
-                if rule.op is DROP or any(t is None for t in targets):
+                if not rule.targets or any(t is None for t in targets):
                     continue
-                keys.update(_backwards(rule, targets, i, p, of))
+                parts = INVERSES[rule.op](targets, of)
+                keys |= {rule.key(i=i, j=j, p=p, spelling=spelling): part for j, part in enumerate(parts)}
     return keys
 
 
-def _backwards(rule, targets, i, p, of):
-    key = rule.key(i=i, p=p)
-    if rule.op is KEEP:
-        return {key: targets[0]}
-    if rule.op is TRANSPOSE:
-        return {key: targets[0].t().contiguous()}
-    if rule.op is SPLIT3:
-        return {key: torch.cat(targets)}
-    if rule.op is TRANSPOSE_SPLIT3:
-        return {key: torch.cat(targets).t().contiguous()}
-    if rule.op is STACK_HEADS:
-        return {rule.key(i=i, j=j, p=p): part for j, part in enumerate(targets[0].chunk(of.n_head))}
-    raise AssertionError(f"no inverse of {rule.op.name}")
+def _into_heads(target, of):
+    return target.unflatten(0, (of.n_head, of.head_dim)).transpose(1, 2).contiguous()
+
+
+def _split_shared(targets, of):
+    q, k, v = targets
+    return [torch.cat([q, k[: of.head_dim], v[: of.head_dim]])]
+
+
+# targets -> sources, one for each head where a row has a hole for it
+INVERSES = {
+    KEEP: lambda t, of: t,
+    TRANSPOSE: lambda t, of: [t[0].t().contiguous()],
+    SPLIT3: lambda t, of: [torch.cat(t)],
+    TRANSPOSE_SPLIT3: lambda t, of: [torch.cat(t).t().contiguous()],
+    SPLIT_SHARED: _split_shared,
+    STACK_HEADS: lambda t, of: t[0].chunk(of.n_head),
+    STACK_HEADS_ALONE: lambda t, of: t[0].chunk(of.n_head),
+    INTO_HEADS: lambda t, of: [_into_heads(t[0], of)],
+    OUT_OF_HEADS: lambda t, of: [t[0].t().unflatten(0, (of.n_head, of.head_dim)).contiguous()],
+    FLATTEN: lambda t, of: [t[0].unflatten(0, (of.n_head, of.head_dim)).contiguous()],
+    SQUEEZE: lambda t, of: [t[0][None]],
+    AFTER_TWO: lambda t, of: [torch.cat([torch.zeros_like(t[0][:2]), t[0]])],
+    SCALE_INPUT: lambda t, of: [t[1]],
+}
+
+
+def fitted(state: State, of: GPTSpec, dialect: Dialect) -> State:
+    """A State that a dialect can hold: one key and value for all heads, no output projection, a scaled embedding."""
+    ops = {rule.op for rule in dialect.rules}
+    state = dict(state)
+    for i in range(of.n_layer):
+        if SPLIT_SHARED in ops:
+            shared = [
+                n for part in "kv" for n in (f"h.{i}.attn.{part}.weight", f"h.{i}.attn.{part}.bias") if n in state
+            ]
+            state |= {name: torch.cat([state[name][: of.head_dim]] * of.n_head) for name in shared}
+        if STACK_HEADS_ALONE in ops:
+            state[f"h.{i}.attn.o.weight"] = torch.eye(of.n_embd, dtype=state["wte.weight"].dtype)
+            if f"h.{i}.attn.v.bias" in state:
+                state[f"h.{i}.attn.o.bias"] = torch.zeros(of.n_embd, dtype=state["wte.weight"].dtype)
+    if SCALE_INPUT in ops:
+        state["wte.weight"] = state["head.weight"] * of.n_embd**0.5
+    return state
 
 
 def dialect(name: str) -> Dialect:

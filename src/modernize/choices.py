@@ -11,6 +11,7 @@ DTypeName = Literal["keep", "float32", "bfloat16", "float16"]
 Effort = Literal["quick", "full"]
 Fate = Literal["kept", "renamed", "split", "folded", "absorbed", "dropped", "reinitialized", "ignored"]
 Init = Literal["retrofit", "fold", "reset"]
+Norm = Literal["pre", "post"]  # norms before attention and MLP, or behind them
 OptimizerName = Literal["auto", "muon", "adamw"]
 PrecisionName = Literal["auto", "bfloat16", "float16", "float32"]
 Split = Literal["val", "train", "all"]

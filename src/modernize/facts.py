@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from modernize.checkpoint import Checkpoint
-from modernize.choices import Activation, AttnScale
-from modernize.dialects import Cover
-from modernize.dialects.setting_names import ACTIVATION_NAMES, MUST_BE, look_up, whole_number
+from modernize.choices import Activation, AttnScale, Norm
+from modernize.dialects import Cover, Dialect
+from modernize.dialects.setting_names import ACTIVATION_NAMES, look_up, whole_number
 from modernize.dialects.table import AssumedField
 from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
 from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
 
-ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps")
+ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps", "norm")
+_CHOICES = {"activation": ACTIVATIONS, "attn_scale": ATTN_SCALES, "norm": ("pre", "post")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Facts:
     activation: Activation | None = None
     attn_scale: AttnScale | None = None
     norm_eps: float | None = None
+    norm: Norm | None = None
     qkv_order: str = "q,k,v"
 
 
@@ -64,6 +66,11 @@ def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
             found.values[name] = _understood(checkpoint, name, setting, where)
         else:
             _assume(covers, name, found)
+    if found.values.pop("norm", "pre") == "post":
+        raise UnknownLayout(
+            f"{checkpoint.path} is a post-norm model: its norms stand behind attention and MLP, in the stream itself",
+            hint="only pre-norm models can be converted; if its norms stand before, pass --norm pre",
+        )
     if found.asked:
         raise MissingFact(
             f"{checkpoint.path}: {'; '.join(found.asked.values())}",
@@ -76,6 +83,10 @@ def _assume(covers: Sequence[Cover], name: AssumedField, found: Findings) -> Non
     """What the dialects' programs do; asked for where the dialects that fit disagree."""
     readings = {a.value: (c.dialect, a.doubt) for c in covers for a in c.dialect.assumptions if a.field == name}
     option = f"--{name.replace('_', '-')}"
+    if not readings:
+        if name != "norm" or covers[0].dialect.asks_norm:
+            found.asked[f"{option} {'|'.join(_CHOICES[name])}"] = f"nothing says which {name} it has"
+        return
     if len(readings) > 1:
         listed = " and ".join(f"{dialect.name} ({name} {value})" for value, (dialect, _) in readings.items())
         found.asked[f"{option} {'|'.join(str(value) for value in readings)}"] = (
@@ -96,7 +107,11 @@ def _understood(checkpoint: Checkpoint, name: AssumedField, setting: object, whe
         return setting
     if name == "norm_eps" and isinstance(setting, int | float) and 0 <= setting < 1:
         return float(setting)
-    known = {"activation": ACTIVATIONS, "attn_scale": ATTN_SCALES}.get(name, ("a small positive number",))
+    if name == "norm" and isinstance(setting, bool):
+        return "pre" if setting else "post"
+    if name == "norm" and setting in _CHOICES[name]:
+        return setting
+    known = _CHOICES.get(name, ("a small positive number",))
     raise UnknownLayout(
         f"{checkpoint.path}: {where} is {setting!r}, and {name} can only be {', '.join(known)}",
         hint=f"if the file is wrong about it, pass --{name.replace('_', '-')}",
@@ -125,7 +140,7 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
         found.asked["--n-head N"] = "nothing says how many heads it has, and its tensors cannot tell"
 
 
-def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> list[str]:
+def check_settings(checkpoint: Checkpoint, dialect: Dialect, spec: GPTSpec, *, has_head: bool) -> list[str]:
     """Settings against tensors: a warning where the tensors can be right, an error where something is missing or more
     is computed than can be carried over (BadTensors, UnknownLayout).
     """
@@ -141,22 +156,24 @@ def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> 
                 hint="the file and its settings do not belong together, or a part is missing; get a whole one",
             )
         warnings.append(f"{where} says {told}, but the tensors have {name} {real}; the tensors were believed")
-    _check_config_json(checkpoint, has_head=has_head)
+    _check_config_json(checkpoint, dialect, has_head=has_head)
     if checkpoint.settings.get("config.json", {}).get("tie_word_embeddings") is True and not spec.tied:
         warnings.append("config.json says tie_word_embeddings true, but the head differs; the tensors were believed")
     return warnings
 
 
-def _check_config_json(checkpoint: Checkpoint, *, has_head: bool) -> None:
+def _check_config_json(checkpoint: Checkpoint, dialect: Dialect, *, has_head: bool) -> None:
     """A Hugging Face configuration must describe a model that can be carried over."""
     config = cast(dict[str, Any], checkpoint.settings.get("config.json", {}))
-    kind = config.get("model_type", "gpt2")
-    if kind != "gpt2":
+    kind = config.get("model_type")
+    if kind is not None and kind not in dialect.model_types:
+        known = ", ".join(dialect.model_types) or "no configuration"
         raise UnknownLayout(
-            f"{checkpoint.path} is a {kind!r} model by its config.json, and only gpt2 is known there",
+            f"{checkpoint.path} is a {kind!r} model by its config.json, and its names are those of {dialect.name}, "
+            f"which goes with {known}",
             hint="`modernize dialects` lists what can be converted",
         )
-    for name, value in MUST_BE.items():
+    for name, value in dialect.must_be:
         if config.get(name, value) != value:
             raise UnknownLayout(
                 f"{checkpoint.path}: config.json says {name} {config[name]!r}, which cannot be carried over",

@@ -157,7 +157,7 @@ def _fate_of(name: str, step: Step, found: Recognised, plan: Plan) -> TensorFate
         becomes |= dict.fromkeys(more)
     return TensorFate(
         name=found.checkpoint.raw_names[name],
-        kind=step.rule.key(i="*", j="*", p=name.rpartition(".")[2], with_optional=step.with_optional(name)),
+        kind=step.rule.respelled(name, i="*", j="*"),
         info=found.checkpoint.tensors[name],
         fate=_summary(decided, moved="kept" if tuple(becomes) == (name,) else step.rule.op.fate),
         becomes=tuple(becomes),

@@ -22,6 +22,7 @@ from modernize.choices import (
     Bias,
     DataDType,
     DeviceName,
+    Norm,
     OptimizerName,
     PrecisionName,
     Tie,
@@ -76,6 +77,13 @@ FACTS: dict[str, tuple[Any, Any]] = {
     ),
     "norm_eps": (
         Annotated[float | None, typer.Option("--norm-eps", help="Epsilon of the norms.", rich_help_panel=_FACTS_PANEL)],
+        None,
+    ),
+    "norm": (
+        Annotated[
+            Norm | None,
+            typer.Option("--norm", help="Norms before attention and MLP, or behind.", rich_help_panel=_FACTS_PANEL),
+        ],
         None,
     ),
     "qkv_order": (

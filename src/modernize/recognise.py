@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from modernize.checkpoint import Checkpoint
 from modernize.dialects import DIALECTS, Cover, Dialect, Step, cover
-from modernize.dialects.ops import SPLIT3, TRANSPOSE_SPLIT3
+from modernize.dialects.ops import KEEP, SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import BadTensors, UnknownLayout, UsageError
 from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, find_facts
 from modernize.spec import FLOATS, LINEARS, NORMS, GPTSpec, Shape, State, names_of
 from modernize.stored import METADATA_KEY
+from modernize.unwrap import unwrap
 
 __all__ = ["Facts", "Recognised", "recognise"]
 
@@ -36,7 +37,7 @@ class Recognised:
 
     def sources_of(self, target: str) -> tuple[str, ...]:
         """Names in the file that make up one tensor of the canonical State."""
-        return next((step.sources for step in self.steps if target in step.targets), ())
+        return next((step.sources for step in reversed(self.steps) if target in step.targets), ())
 
     def array(self, target: str) -> NDArray[np.float64]:
         """One tensor of the canonical State that the file keeps as it is, without loading torch for safetensors."""
@@ -56,7 +57,7 @@ class Recognised:
             for name, tensor in zip(step.sources, tensors, strict=False):
                 if not torch.isfinite(tensor).all():
                     raise not_finite(self.checkpoint, name)
-            state.update(zip(step.targets, step.rule.op.apply(tensors), strict=True))
+            state.update(zip(step.targets, step.rule.op.apply(tensors, self.spec.n_embd), strict=True))
         return {name: state[name] for name in self.spec.shapes()}
 
 
@@ -84,33 +85,35 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
             hint="use it as it is: `modernize finetune`, `eval` and `sample` take it",
         )
     _check_tensors(checkpoint)
-    covers = _narrowed(checkpoint, _fitting(checkpoint, said), said)
+    unwrapped = unwrap(checkpoint)
+    checkpoint = unwrapped.checkpoint
+    covers = _narrowed(checkpoint, _fitting(checkpoint, unwrapped.own(), said), said)
     found = find_facts(checkpoint, covers, said)
     best = covers[0]
     shapes = _canonical_shapes(checkpoint, best)
     spec = replace(_outline(shapes, best), tied=_tied(checkpoint, best), **found.values)
     _check_heads(checkpoint, spec)
-    warnings = check_settings(checkpoint, spec, has_head="head.weight" in shapes)
+    warnings = check_settings(checkpoint, best.dialect, spec, has_head="head.weight" in shapes)
     if "head.weight" not in shapes and "config.json" not in checkpoint.settings:
         warnings.append("there is no head, so it is taken to be tied to the embedding")
     return Recognised(
         checkpoint=checkpoint,
         dialect=best.dialect,
         spec=spec,
-        steps=best.steps,
+        steps=(*best.steps, *unwrapped.steps()),
         warnings=(*checkpoint.warnings, *found.warnings, *warnings),
     )
 
 
-def _fitting(checkpoint: Checkpoint, said: Facts) -> list[Cover]:
-    """Covers that fit by names and by the orientation of their matrices. Raises UnknownLayout where there is none."""
+def _fitting(checkpoint: Checkpoint, own: list[str], said: Facts) -> list[Cover]:
+    """Covers of the model's own names that fit, also by the orientation of their matrices. Raises UnknownLayout."""
     chosen = [d for d in DIALECTS if said.dialect in (None, d.name)]
     if not chosen:
         raise UsageError(
             f"--dialect {said.dialect} is not known; there are {', '.join(d.name for d in DIALECTS)}",
             hint="`modernize dialects` lists them",
         )
-    covers = [_in_order(cover(dialect, checkpoint.tensors), said.qkv_order) for dialect in chosen]
+    covers = [_in_order(cover(dialect, own), said.qkv_order) for dialect in chosen]
     by_name = [c for c in covers if c.fits]
     if not by_name:
         raise _unknown(checkpoint, min(covers, key=lambda c: c.faults))
@@ -120,7 +123,25 @@ def _fitting(checkpoint: Checkpoint, said: Facts) -> list[Cover]:
             f"{checkpoint.path} has the names of {by_name[0].dialect.name}, but {_shape_fault(checkpoint, by_name[0])}",
             hint="check which program wrote the file; its tensors do not fit together",
         )
-    return fits
+    exact = [c for c in fits if not c.dialect.loose]
+    return [_with_heads(checkpoint, c) for c in exact or fits]
+
+
+def _with_heads(checkpoint: Checkpoint, found: Cover) -> Cover:
+    """The same cover with the number of heads, where the shape of a tensor tells it."""
+    width = _width(checkpoint, found)
+    told = {
+        step.rule.op.heads(checkpoint.tensors[step.sources[0]].shape, width)
+        for step in found.steps
+        if step.rule.op.heads
+    }
+    return replace(found, n_head=told.pop()) if len(told) == 1 else found
+
+
+def _width(checkpoint: Checkpoint, found: Cover) -> int:
+    """The width of the embedding."""
+    (source,) = next(step.sources for step in found.steps if "wte.weight" in step.targets)
+    return (*checkpoint.tensors[source].shape, 0)[1]
 
 
 def _in_order(found: Cover, order: str) -> Cover:
@@ -148,9 +169,12 @@ def _narrowed(checkpoint: Checkpoint, fits: list[Cover], said: Facts) -> list[Co
 
 def _tied(checkpoint: Checkpoint, found: Cover) -> bool:
     """Whether the head is absent or holds the embedding's own values."""
-    source = {target: step.sources[0] for step in found.steps for target in step.targets}
-    head = source.get("head.weight")
-    return head is None or checkpoint.equal(head, source["wte.weight"])
+    steps = {target: step for step in found.steps for target in step.targets}
+    head, embedding = steps.get("head.weight"), steps["wte.weight"]
+    if head is None:
+        return True
+    alike = head.rule.op is embedding.rule.op is KEEP
+    return alike and checkpoint.equal(head.sources[0], embedding.sources[0])
 
 
 # ---------------------------------------------------------------------------------------------- shapes
@@ -159,10 +183,11 @@ def _tied(checkpoint: Checkpoint, found: Cover) -> bool:
 def _canonical_shapes(checkpoint: Checkpoint, found: Cover) -> dict[str, Shape]:
     """Shapes of the canonical State, before any tensor is read. Raises ValueError where a row's op cannot be done."""
     shapes: dict[str, Shape] = {}
+    width = _width(checkpoint, found)
     for step in found.steps:
         sources = [checkpoint.tensors[name].shape for name in step.sources]
         try:
-            shapes.update(zip(step.targets, step.rule.op.shapes(sources), strict=True))
+            shapes.update(zip(step.targets, step.rule.op.shapes(sources, width), strict=True))
         except ValueError as error:
             raise ValueError(f"{step.sources[0]} has the shape {_x(sources[0])}: {error}") from error
     return shapes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from modernize.choices import Weights
 from modernize.spec import Shape
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Checkpoint:
     vocabulary: Mapping[str, int]
     metadata: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    weights: Weights = "model"  # which of several sets was asked for
     tensors: Mapping[str, TensorInfo] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -19,9 +19,15 @@ GPT2 = Dialect(
         transpose("[transformer.]h.{i}.mlp.c_fc.{p}", "h.{i}.mlp.up.{p}"),
         transpose("[transformer.]h.{i}.mlp.c_proj.{p}", "h.{i}.mlp.down.{p}"),
         keep("[transformer.]ln_f.{p}", "ln_f.{p}"),
-        keep("lm_head.{p}", "head.{p}", optional=True),
+        keep("lm_head.{|decoder.}{p}", "head.{p}", optional=True),
     ),
     marks=("config.json",),
+    model_types=("gpt2",),
+    must_be=(
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ),
     assumptions=(
         Assumption(
             field="activation",

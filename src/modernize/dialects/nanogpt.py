@@ -14,7 +14,7 @@ ROWS = (
     keep("transformer.h.{i}.mlp.c_fc.{p}", "h.{i}.mlp.up.{p}"),
     keep("transformer.h.{i}.mlp.c_proj.{p}", "h.{i}.mlp.down.{p}"),
     keep("transformer.ln_f.{p}", "ln_f.{p}"),
-    keep("lm_head.{p}", "head.{p}", optional=True),
+    keep("lm_head.{|decoder.}{p}", "head.{p}", optional=True),
 )
 
 NANOGPT = Dialect(

@@ -22,6 +22,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "activation": ("activation", "activation_function", "hidden_act"),
     "norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
     "attn_scale": ("attn_scale",),
+    "norm": ("norm_first", "pre_norm", "prenorm", "pre_ln", "norm"),
 }
 
 ACTIVATION_NAMES: dict[str, Activation] = {
@@ -32,13 +33,6 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
-}
-
-# settings of Hugging Face's GPT-2 that change what the model computes, with the only value that is carried over
-MUST_BE: dict[str, object] = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
 }
 
 

@@ -6,6 +6,7 @@ A row's source is a template with holes, matched whole:
     {j}   the head, in the same way
     {p}   `weight`, which must be there, or `bias`, which may be
     […]   may be absent, in all keys alike: `[transformer.]h.{i}.…`
+    {a|b} one of these, of which one may be nothing: `blocks.{i}.{ln1|norm1}.…`
 """
 
 import re
@@ -14,11 +15,29 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from modernize.dialects.ops import DROP, KEEP, SPLIT3, STACK_HEADS, TRANSPOSE, TRANSPOSE_SPLIT3, Op
+from modernize.dialects.ops import (
+    DROP,
+    KEEP,
+    SPLIT3,
+    SQUEEZE,
+    STACK_HEADS,
+    STACK_HEADS_ALONE,
+    TRANSPOSE,
+    TRANSPOSE_SPLIT3,
+    Op,
+)
 
-_HOLE = re.compile(r"\{([ijp])\}|\[([^\]]*)\]")
+_HOLE = re.compile(r"\{([ijp])\}|\[([^\]]*)\]|\{([^{}]*\|[^{}]*)\}")
 _PATTERNS = {"i": r"(?P<i>0|[1-9][0-9]{0,5})", "j": r"(?P<j>0|[1-9][0-9]{0,5})", "p": r"(?P<p>weight|bias)"}
-AssumedField = Literal["activation", "attn_scale", "norm_eps"]
+AssumedField = Literal["activation", "attn_scale", "norm_eps", "norm"]
+
+
+def _pattern(hole: re.Match[str]) -> str:
+    if hole[1]:
+        return _PATTERNS[hole[1]]
+    if hole[3]:
+        return f"(?:{'|'.join(map(re.escape, hole[3].split('|')))})"
+    return f"(?:{re.escape(hole[2])})?"
 
 
 @dataclass(frozen=True)
@@ -36,14 +55,32 @@ class Rule:
         parts, at = [], 0
         for hole in _HOLE.finditer(self.source):
             parts.append(re.escape(self.source[at : hole.start()]))
-            parts.append(_PATTERNS[hole[1]] if hole[1] else f"(?:{re.escape(hole[2])})?")
+            parts.append(_pattern(hole))
             at = hole.end()
         return re.compile("".join([*parts, re.escape(self.source[at:])]))
 
-    def key(self, *, i: int | str = 0, j: int | str = 0, p: str = "weight", with_optional: bool = True) -> str:
-        """The key that this row claims for a layer, a head and a kind."""
+    def key(
+        self, *, i: int | str = 0, j: int | str = 0, p: str = "weight", with_optional: bool = True, spelling: int = 0
+    ) -> str:
+        """The key that this row claims for a layer, a head and a kind, in one of its spellings."""
         holes = {"i": str(i), "j": str(j), "p": p}
-        return _HOLE.sub(lambda hole: holes[hole[1]] if hole[1] else hole[2] * with_optional, self.source)
+
+        def fill(hole: re.Match[str]) -> str:
+            if hole[1]:
+                return holes[hole[1]]
+            words = hole[3].split("|") if hole[3] else [hole[2] * with_optional]
+            return words[spelling % len(words)]
+
+        return _HOLE.sub(fill, self.source)
+
+    def respelled(self, key: str, **holes: int | str) -> str:
+        """A key that this row claims, with other values in the holes `i`, `j` and `p`."""
+        match = self.pattern.fullmatch(key)
+        assert match is not None
+        spans = sorted((match.span(name), str(value)) for name, value in holes.items() if match.groupdict().get(name))
+        for (start, end), value in reversed(spans):
+            key = key[:start] + value + key[end:]
+        return key
 
 
 def keep(source: str, target: str, *, optional: bool = False) -> Rule:
@@ -56,9 +93,9 @@ def transpose(source: str, target: str) -> Rule:
     return Rule(source, (target,), TRANSPOSE)
 
 
-def split3(source: str, q: str, k: str, v: str) -> Rule:
+def split3(source: str, q: str, k: str, v: str, *, optional: bool = False) -> Rule:
     """Query, key and value in one matrix, in this order along the outputs."""
-    return Rule(source, (q, k, v), SPLIT3)
+    return Rule(source, (q, k, v), SPLIT3, optional)
 
 
 def transpose_split3(source: str, q: str, k: str, v: str) -> Rule:
@@ -69,6 +106,16 @@ def transpose_split3(source: str, q: str, k: str, v: str) -> Rule:
 def stack_heads(source: str, target: str) -> Rule:
     """One matrix per head, `{j}`."""
     return Rule(source, (target,), STACK_HEADS)
+
+
+def stack_heads_alone(source: str, v: str, o: str) -> Rule:
+    """One value matrix per head, `{j}`, in a model that doesn't project what its heads give."""
+    return Rule(source, (v, o), STACK_HEADS_ALONE)
+
+
+def squeeze(source: str, target: str) -> Rule:
+    """Stored with a first axis of one."""
+    return Rule(source, (target,), SQUEEZE)
 
 
 def drop(source: str) -> Rule:
@@ -92,7 +139,10 @@ class Dialect:
     """One way of naming an old GPT's tensors.
 
     `marks` are the groups of settings that only this dialect's programs write: of two dialects with the same names, the
-    one whose mark is there is meant. `tied` says whether its models share the head with the embedding.
+    one whose mark is there is meant. `tied` says whether its models share the head with the embedding. A `loose` one
+    knows many spellings of a layout and stands back where another fits, and one that `asks_norm` may be post-norm.
+    `model_types` are those of its `config.json`, and `must_be` settings there that change what is computed, with the
+    only value that can be carried over.
     """
 
     name: str
@@ -101,6 +151,10 @@ class Dialect:
     assumptions: tuple[Assumption, ...]
     marks: tuple[str, ...] = ()
     tied: tuple[bool, ...] = (True, False)
+    loose: bool = False
+    asks_norm: bool = False
+    model_types: tuple[str, ...] = ()
+    must_be: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,10 +164,6 @@ class Step:
     rule: Rule
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-
-    def with_optional(self, name: str) -> bool:
-        """Whether a source is spelled with the part of its template that may be absent."""
-        return name.count(".") == self.rule.key(with_optional=True).count(".")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +227,7 @@ def cover(dialect: Dialect, keys: Iterable[str]) -> Cover:
     n_head = max(headed) + 1 if headed else 0
     return Cover(
         dialect=dialect,
-        steps=tuple(_steps(claims.by_row)),
+        steps=tuple(_steps(dialect, claims.by_row)),
         unknown=tuple(claims.unknown),
         missing=tuple(_missing(dialect, claims.by_row, n_layer, max(n_head, 1))),
         twice=tuple(claims.twice),
@@ -186,9 +236,10 @@ def cover(dialect: Dialect, keys: Iterable[str]) -> Cover:
     )
 
 
-def _steps(by_row: Mapping[Rule, Mapping[tuple[int, str], Mapping[int, str]]]) -> Iterable[Step]:
-    for rule, spots in by_row.items():
-        for (i, p), heads in spots.items():
+def _steps(dialect: Dialect, by_row: Mapping[Rule, Mapping[tuple[int, str], Mapping[int, str]]]) -> Iterable[Step]:
+    """In the order of the rows, so that what a later one gives counts where two give the same."""
+    for rule in dialect.rules:
+        for (i, p), heads in by_row.get(rule, {}).items():
             targets = tuple(target.format(i=i, p=p) for target in rule.targets)
             yield Step(rule, tuple(heads[j] for j in sorted(heads)), targets)
 
@@ -210,9 +261,14 @@ def _missing(
         if rule.op is DROP:
             continue
         spots = by_row.get(rule, {})
+        example = next((key for heads in spots.values() for key in heads.values()), "")
         kinds = {p for _, p in spots} | (set() if rule.optional else {"weight"})
         for p in sorted(kinds, reverse=True):
             for i in range(n_layer if "{i}" in rule.source else 1):
                 for j in range(n_head if "{j}" in rule.source else 1):
-                    if j not in spots.get((i, p), {}):
+                    if j in spots.get((i, p), {}):
+                        continue
+                    if example:
+                        yield rule.respelled(example, i=i, j=j, p=p)
+                    else:
                         yield rule.key(i=i, j=j, p=p, with_optional=not bare)

@@ -1,0 +1,21 @@
+"""Course models with query, key and value apart, under any of the usual names."""
+
+from modernize.dialects.spellings import AROUND, ATTENTION, KEY, PROJECTION, QUERY, VALUE
+from modernize.dialects.table import Assumption, Dialect, keep
+
+COURSE_APART = Dialect(
+    name="course-apart",
+    title="course models with query, key and value apart",
+    rules=(
+        *AROUND,
+        keep(ATTENTION + QUERY + ".{p}", "h.{i}.attn.q.{p}"),
+        keep(ATTENTION + KEY + ".{p}", "h.{i}.attn.k.{p}"),
+        keep(ATTENTION + VALUE + ".{p}", "h.{i}.attn.v.{p}"),
+        PROJECTION,
+    ),
+    loose=True,
+    assumptions=(
+        Assumption(field="attn_scale", value="head", doubt="some courses divide the scores by √width instead: embd"),
+        Assumption(field="norm_eps", value=1e-5),
+    ),
+)

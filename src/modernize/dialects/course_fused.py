@@ -1,0 +1,24 @@
+"""Course models with query, key and value in one matrix, under any of the usual names."""
+
+from modernize.dialects.spellings import AROUND, ATTENTION, PROJECTION
+from modernize.dialects.table import Assumption, Dialect, split3
+
+COURSE_FUSED = Dialect(
+    name="course-fused",
+    title="course models with query, key and value in one matrix",
+    rules=(
+        *AROUND,
+        split3(
+            ATTENTION + "{qkv|c_attn|qkv_proj|in_proj|to_qkv|W_qkv}.{p}",
+            "h.{i}.attn.q.{p}",
+            "h.{i}.attn.k.{p}",
+            "h.{i}.attn.v.{p}",
+        ),
+        PROJECTION,
+    ),
+    loose=True,
+    assumptions=(
+        Assumption(field="attn_scale", value="head", doubt="some courses divide the scores by √width instead: embd"),
+        Assumption(field="norm_eps", value=1e-5),
+    ),
+)

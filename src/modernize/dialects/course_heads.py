@@ -1,0 +1,29 @@
+"""Relatives of the lecture: one small matrix per head, under any of the usual names."""
+
+from modernize.dialects.spellings import AROUND, ATTENTION, KEY, PROJECTION, QUERY, VALUE
+from modernize.dialects.table import Assumption, Dialect, drop, stack_heads
+
+MASK = drop(ATTENTION + "heads.{j}.{tril|mask|causal_mask}")
+HEADS = (
+    stack_heads(ATTENTION + "heads.{j}." + QUERY + ".{p}", "h.{i}.attn.q.{p}"),
+    stack_heads(ATTENTION + "heads.{j}." + KEY + ".{p}", "h.{i}.attn.k.{p}"),
+)
+ASSUMPTIONS = (
+    Assumption(field="activation", value="relu", doubt="the lecture has relu, its relatives also gelu"),
+    Assumption(field="attn_scale", value="head", doubt="many copies divide the scores by √width instead: embd"),
+    Assumption(field="norm_eps", value=1e-5),
+)
+
+COURSE_HEADS = Dialect(
+    name="course-heads",
+    title="course models with a matrix for each head",
+    rules=(
+        *AROUND,
+        MASK,
+        *HEADS,
+        stack_heads(ATTENTION + "heads.{j}." + VALUE + ".{p}", "h.{i}.attn.v.{p}"),
+        PROJECTION,
+    ),
+    assumptions=ASSUMPTIONS,
+    loose=True,
+)
