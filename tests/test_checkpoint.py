@@ -13,7 +13,7 @@ import tiny
 import torch
 from safetensors.torch import save_file, save_model
 
-from modernize.checkpoint import open_checkpoint
+from modernize.checkpoint import files_of, open_checkpoint
 from modernize.errors import AmbiguousInput, InputRefused, UnreadableFile, UnsafeFile
 from modernize.facts import Facts
 from modernize.recognise import recognise
@@ -246,14 +246,60 @@ def test_a_folder_without_parts(tmp_path):
     with pytest.raises(UnreadableFile, match=r"without config\.json"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UnreadableFile, match=r"neither model\.safetensors nor pytorch_model\.bin"):
+    with pytest.raises(UnreadableFile, match=r"none of model\.safetensors, .*pytorch_model\.bin"):
         open_checkpoint(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(UnreadableFile, match="sharded"):
+    with pytest.raises(UnreadableFile, match="no index of shards"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{not json")
     with pytest.raises(UnreadableFile, match="cannot be read"):
         open_checkpoint(tmp_path)
+
+
+def sharded(folder, *, kind="safetensors", change=None):
+    """A Hugging Face folder whose tensors are dealt out to two files."""
+    hf_folder(folder)
+    (folder / "model.safetensors").unlink()
+    keys = tiny.as_dialect(tiny.jittered(SPEC), SPEC, tiny.dialect("gpt2"))
+    names = [f"model-0000{n}-of-00002.{kind}" for n in (1, 2)]
+    parts = {name: dict(list(keys.items())[n::2]) for n, name in enumerate(names)}
+    for name, part in parts.items():
+        own = {n: t.clone() for n, t in part.items()}
+        save_file(own, folder / name) if kind == "safetensors" else torch.save(own, folder / name)
+    where = {tensor: name for name, part in parts.items() for tensor in part}
+    index = "model.safetensors.index.json" if kind == "safetensors" else "pytorch_model.bin.index.json"
+    if change:
+        change(where)
+    (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_folder_in_shards_is_the_whole_one(tmp_path, kind):
+    path = sharded(tmp_path / "hf", kind=kind)
+    checkpoint = open_checkpoint(path)
+    whole = recognise(open_checkpoint(hf_folder(tmp_path / "whole")))
+    found = recognise(checkpoint)
+    assert found.spec == whole.spec
+    assert all(torch.equal(t, whole.state()[n]) for n, t in found.state().items())
+    assert len(files_of(path)) == 4
+    assert len(checkpoint.sha256()) == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda where: where.update({"h.9.x": "model-00003-of-00003.safetensors"}), "model-00003.*not there"),
+        (lambda where: where.update({"h.9.x": "model-00001-of-00002.safetensors"}), r"h\.9\.x, and it doesn't"),
+        (lambda where: where.pop("transformer.wpe.weight"), r"wpe\.weight, which the index doesn't say"),
+        (lambda where: where.update({"transformer.wpe.weight": "../x.safetensors"}), "no file name"),
+        (lambda where: where.update({"transformer.wpe.weight": 5}), "no file name"),
+        (lambda where: where.clear(), "names no tensors"),
+    ],
+)
+def test_an_index_that_does_not_fit_is_refused(tmp_path, change, said):
+    with pytest.raises(UnreadableFile, match=said):
+        open_checkpoint(sharded(tmp_path / "hf", change=change))
 
 
 def test_code_in_a_folder_is_never_run(tmp_path):

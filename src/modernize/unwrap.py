@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from modernize.checkpoint import Checkpoint
+from modernize.checkpoint.envelope import is_averaged
 from modernize.dialects import DIALECTS, Rule, Step, cover
 from modernize.dialects.ops import IGNORE
 from modernize.errors import AmbiguousInput, UnknownLayout
@@ -20,7 +21,6 @@ MOST_NAMES = 20_000  # more are not looked through for what stands in front of t
 _BESIDE = re.compile(
     r"(?:.*_)?(?:metrics?|loss|losses|loss_fn|criterion|acc|accuracy|ppl|perplexity|step|epoch|n_averaged)(?:_.*)?"
 )
-_AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|averaged?)(?:[._]|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def _behind(names: Iterable[str], prefix: str) -> list[str]:
 def _chosen(checkpoint: Checkpoint, prefixes: list[str]) -> str:
     """One of several sets of weights: the averaged ones where they are asked for, else the others."""
     if len(prefixes) > 1:
-        averaged = [prefix for prefix in prefixes if _AVERAGED.search(prefix)]
+        averaged = [prefix for prefix in prefixes if is_averaged(prefix)]
         wanted = averaged if checkpoint.weights == "ema" else [p for p in prefixes if p not in averaged]
         if len(wanted) != 1:
             raise AmbiguousInput(
@@ -114,12 +114,16 @@ def _chosen(checkpoint: Checkpoint, prefixes: list[str]) -> str:
                 hint="save the one you mean alone: torch.save(model.state_dict(), PATH)",
             )
         return wanted[0]
-    return prefixes[0] if prefixes else ""
+    if checkpoint.weights == "ema" and not is_averaged(prefixes[0]) and any(map(is_averaged, checkpoint.tensors)):
+        raise AmbiguousInput(
+            f"{checkpoint.path} has averaged weights that are no whole model", hint="leave --weights out"
+        )
+    return prefixes[0]
 
 
 def _other_set(name: str, prefix: str) -> bool:
     """Whether a name belongs to averaged weights beside those chosen, or to the others beside averaged ones."""
-    return bool(_AVERAGED.search(name)) or bool(_AVERAGED.search(prefix))
+    return is_averaged(name) or is_averaged(prefix)
 
 
 def _is_matrix(checkpoint: Checkpoint, name: str) -> bool:

@@ -5,13 +5,14 @@ kinds.py             what kind of file it is, by its content, and a sentence for
 torch_file.py        files that torch wrote, zip or legacy
 safetensors_file.py  safetensors, without importing torch until a tensor is asked for
 hf_folder.py         a Hugging Face directory
+shards.py            weights in several files with an index
 envelope.py          which of the things in a file are the weights, and what the rest says
 """
 
 from pathlib import Path
 
 from modernize.checkpoint.base import Checkpoint, Source, TensorInfo
-from modernize.checkpoint.envelope import assemble
+from modernize.checkpoint.envelope import assemble, is_averaged
 from modernize.checkpoint.hf_folder import files_of, open_hf_folder
 from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
@@ -33,15 +34,30 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
     check_choice("weights", weights, Weights)
     path = Path(path)
     kind = kind_of(path)
-    if weights == "ema" and kind in (Kind.FOLDER, Kind.SAFETENSORS):
-        raise UnreadableFile(
-            f"{path} has no averaged weights beside its own: a {kind.value} holds one set", hint="leave --weights out"
-        )
     if kind is Kind.FOLDER:
+        if weights == "ema":
+            raise _one_set(path, kind)
         return open_hf_folder(path)
     if kind is Kind.SAFETENSORS:
-        return assemble(path, format=kind.value, file=path, source=SafetensorsSource(path), notes={})
+        source = SafetensorsSource(path)
+        if weights == "ema" and not any(map(is_averaged, source.tensors)):
+            raise _one_set(path, kind)
+        return assemble(path, format=kind.value, files=(path,), source=source, notes={}, weights=weights)
     root = load_torch(path, legacy=kind is Kind.TORCH_LEGACY)
-    source, ignored = root.choose(weights), root.ignored(weights)
+    chosen, ignored = root.choose(weights), root.ignored(weights)
     said = (f"tensors that are not among the weights are ignored: {', '.join(ignored)}",) if ignored else ()
-    return assemble(path, format=kind.value, file=path, source=source, notes=root.notes(), warnings=said)
+    return assemble(
+        path,
+        format=kind.value,
+        files=(path,),
+        source=chosen,
+        notes=root.notes(),
+        warnings=said,
+        weights=weights,
+    )
+
+
+def _one_set(path: Path, kind: Kind) -> UnreadableFile:
+    return UnreadableFile(
+        f"{path} has no averaged weights beside its own: this {kind.value} holds one set", hint="leave --weights out"
+    )

@@ -54,7 +54,7 @@ class Checkpoint:
 
     path: Path
     format: str
-    file: Path  # the one file that holds the weights; for a folder, the file in it
+    files: tuple[Path, ...]  # that hold the weights; for a folder, those in it
     source: Source
     raw_names: Mapping[str, str]
     settings: Mapping[str, Mapping[str, Any]]
@@ -81,9 +81,10 @@ class Checkpoint:
         return self.tensors[a] == self.tensors[b] and self.source.equal(self.raw_names[a], self.raw_names[b])
 
     def sha256(self) -> str:
-        """Hash of the file that holds the weights."""
+        """Hash of the file that holds the weights; of shards, of all of them one behind the other."""
         digest = hashlib.sha256()
-        with self.file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
+        for file in self.files:
+            with file.open("rb") as stream:
+                while chunk := stream.read(_CHUNK):
+                    digest.update(chunk)
         return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Which of the things in a file are the weights, what the rest says, and tensors' names without wrappers."""
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,23 @@ from modernize.errors import AmbiguousInput, UnreadableFile
 
 # keys under which training programs keep the weights
 WRAPPERS: dict[Weights, tuple[str, ...]] = {
-    "model": ("model", "model_state_dict", "model_state", "state_dict", "net", "module", "params"),
-    "ema": ("ema", "model_ema", "ema_model", "ema_state_dict"),
+    "model": (
+        "model",
+        "model_state_dict",
+        "model_state",
+        "model_weights",
+        "state_dict",
+        "net",
+        "module",
+        "params",
+        "weights",
+        "checkpoint",
+    ),
+    "ema": ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "ema_weights", "swa_model"),
 }
+_WORDS = (*WRAPPERS["model"], "shadow")  # inside one of these
+DEEPEST = 3
+_AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|averaged?)(?:[._]|$)")
 # keys beside the weights that hold facts, most telling first
 SETTINGS = (
     "config.json",
@@ -38,41 +53,73 @@ class Root:
     wrap: Callable[[Path, Mapping[str, Any]], Source]
 
     def choose(self, weights: Weights) -> Source:
-        """The weights: under one of WRAPPERS, or the dictionary itself.
+        """The weights: under one of WRAPPERS, also one in another, or the dictionary itself.
+
+        Averaged weights may also lie among the others, under names that say so: then all are given.
 
         Raises AmbiguousInput for two sets, UnreadableFile where there is none.
         """
-        found = [key for key in WRAPPERS[weights] if _tensors_in(self.items.get(key))]
+        found = self._found(weights)
         if len(found) > 1:
             raise AmbiguousInput(
                 f"{self.path} holds several sets of weights: {', '.join(found)}",
                 hint="save the one you mean alone: torch.save(checkpoint[NAME], PATH)",
             )
-        if found:
-            return self.wrap(self.path, _tensors_in(self.items[found[0]]))
-        bare = _tensors_in(self.items)
-        if weights == "ema" or not bare:
-            keys = ", ".join(repr(key) for key in list(self.items)[:8]) or "nothing"
-            raise UnreadableFile(
-                f"{self.path} has no {'averaged ' if weights == 'ema' else ''}weights: it holds {keys}",
-                hint=f"weights are looked for under {', '.join(WRAPPERS[weights])}"
-                + ("" if weights == "ema" else ", or as a bare dictionary of tensors"),
-            )
-        return self.wrap(self.path, bare)
+        for tensors in found.values():
+            return self.wrap(self.path, tensors)
+        keys = ", ".join(repr(key) for key in list(self.items)[:8]) or "nothing"
+        raise UnreadableFile(
+            f"{self.path} has no {'averaged ' if weights == 'ema' else ''}weights: it holds {keys}",
+            hint=f"weights are looked for under {', '.join(WRAPPERS[weights])}"
+            + ("" if weights == "ema" else ", or as a bare dictionary of tensors"),
+        )
 
     def ignored(self, weights: Weights) -> list[str]:
         """Tensors that are neither among the weights nor a scalar beside them (a loss, a step), by where they stand."""
-        chosen = next((key for key in WRAPPERS[weights] if _tensors_in(self.items.get(key))), None)
-        inside = self.items if chosen is None else self.items[chosen]
-        known = {chosen, *SETTINGS, *(name for names in WRAPPERS.values() for name in names)}
-        beside = [k for k, v in self.items.items() if k not in known and (getattr(v, "ndim", 0) > 0 or _tensors_in(v))]
-        beside = [] if chosen is None else beside
-        nested = [k for k, v in inside.items() if isinstance(v, Mapping | list | tuple)] if chosen is not None else []
-        return [str(name) for name in beside] + [f"{chosen}.{name}" for name in nested]
+        (place,) = self._found(weights)
+        ignored: list[str] = []
+        inside: Any = self.items
+        for depth, key in enumerate(place.split(".") if place else ()):
+            known = {key, *SETTINGS, *(name for names in WRAPPERS.values() for name in names)}
+            beside = [k for k, v in inside.items() if k not in known and (getattr(v, "ndim", 0) > 0 or _tensors_in(v))]
+            ignored += [".".join([*place.split(".")[:depth], str(name)]) for name in beside]
+            inside = inside[key]
+        nested = [k for k, v in inside.items() if isinstance(v, Mapping | list | tuple)] if place else []
+        return ignored + [f"{place}.{name}" for name in nested]
 
     def notes(self) -> dict[str, Any]:
-        """Everything beside the weights that is no dictionary of tensors."""
-        return {str(k): v for k, v in self.items.items() if not _tensors_in(v) and not hasattr(v, "shape")}
+        """What is no dictionary of tensors, beside the weights and beside what holds them; outer things count."""
+        notes: dict[str, Any] = {}
+        inside: Any = self.items
+        while isinstance(inside, Mapping):
+            own = {str(k): v for k, v in inside.items() if not _tensors_in(v) and not hasattr(v, "shape")}
+            notes = own | notes
+            inside = next((inside[key] for key in _WORDS if isinstance(inside.get(key), Mapping)), None)
+        return notes
+
+    def _found(self, weights: Weights) -> dict[str, dict[str, Any]]:
+        """Sets of tensors by where they stand (`state_dict.model`)."""
+        found = dict(_sets(self.items, WRAPPERS[weights]))
+        if found:
+            return found
+        if weights == "ema":
+            return {place: tensors for place, tensors in self._found("model").items() if any(map(is_averaged, tensors))}
+        return {"": bare} if (bare := _tensors_in(self.items)) else {}
+
+
+def is_averaged(name: str) -> bool:
+    """Whether a name says that it belongs to averaged weights."""
+    return bool(_AVERAGED.search(name))
+
+
+def _sets(items: Mapping[Any, Any], words: tuple[str, ...], depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Dictionaries of tensors under these words, also under one that is in another."""
+    for key in words:
+        inside = items.get(key)
+        if tensors := _tensors_in(inside):
+            yield key, tensors
+        elif isinstance(inside, Mapping) and depth < DEEPEST:
+            yield from ((f"{key}.{place}", tensors) for place, tensors in _sets(inside, _WORDS, depth + 1))
 
 
 def _tensors_in(value: object) -> dict[str, Any]:
@@ -86,17 +133,19 @@ def assemble(
     path: Path,
     *,
     format: str,
-    file: Path,
+    files: tuple[Path, ...],
     source: Source,
     notes: Mapping[str, Any],
     metadata: Mapping[str, str] | None = None,
     warnings: tuple[str, ...] = (),
+    weights: Weights = "model",
 ) -> Checkpoint:
     """A Checkpoint from a source of tensors and the things found beside them."""
     return Checkpoint(
         path=path,
         format=format,
-        file=file,
+        files=files,
+        weights=weights,
         source=source,
         raw_names=clean_names(path, source.tensors),
         settings=settings_in(notes),

@@ -1,55 +1,69 @@
-"""A Hugging Face directory: `config.json` with `model.safetensors` or `pytorch_model.bin`."""
+"""A Hugging Face directory: `config.json` with `model.safetensors` or `pytorch_model.bin`, whole or in shards."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from modernize.checkpoint.base import Checkpoint
+from modernize.checkpoint.base import Checkpoint, Source
 from modernize.checkpoint.envelope import assemble
 from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
+from modernize.checkpoint.shards import ShardedSource, shards_in
 from modernize.checkpoint.torch_file import load_torch
 from modernize.errors import UnreadableFile
 
 HF_FORMAT = Kind.FOLDER.value
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+INDEX = ".index.json"
+# the first that is there is read
+WEIGHT_FILES = (
+    "model.safetensors",
+    f"model.safetensors{INDEX}",
+    "pytorch_model.bin",
+    f"pytorch_model.bin{INDEX}",
+)
 CONFIG = "config.json"
 
 
 def open_hf_folder(path: Path) -> Checkpoint:
     """Open a folder; code that lies in it is never looked at. Raises UnreadableFile for what is missing or damaged."""
     config = _config(path)
-    there = [name for name in WEIGHT_FILES if (path / name).is_file()]
+    there = _weights_in(path)
     if not there:
-        raise _no_weights(path)
-    file, warnings = path / there[0], []
-    if len(there) > 1:
-        warnings.append(f"{path} holds {there[0]} and {there[1]}; {there[0]} was read")
-    if kind_of(file) is Kind.SAFETENSORS:
-        return assemble(
-            path,
-            format=HF_FORMAT,
-            file=file,
-            source=SafetensorsSource(file),
-            notes={CONFIG: config},
-            warnings=tuple(warnings),
+        raise UnreadableFile(
+            f"{path} has a {CONFIG} but none of {', '.join(WEIGHT_FILES)}", hint="download the weights as well"
         )
-    root = load_torch(file, legacy=kind_of(file) is Kind.TORCH_LEGACY)
+    file, source = path / there[0], _source(path / there[0])
+    others = " and ".join(there[1:])
     return assemble(
         path,
         format=HF_FORMAT,
-        file=file,
-        source=root.choose("model"),
+        files=source.files if isinstance(source, ShardedSource) else (file,),
+        source=source,
         notes={CONFIG: config},
-        warnings=tuple(warnings),
+        warnings=(f"{path} holds {there[0]} and {others}; {there[0]} was read",) if others else (),
     )
+
+
+def _weights_in(path: Path) -> list[str]:
+    """The files of WEIGHT_FILES that are there. An index that an older save left beside a whole file is a stale one."""
+    return [name for name in WEIGHT_FILES if (path / name).is_file()]
+
+
+def _source(file: Path) -> Source:
+    if file.name.endswith(INDEX):
+        return ShardedSource(file)
+    kind = kind_of(file)
+    if kind is Kind.SAFETENSORS:
+        return SafetensorsSource(file)
+    return load_torch(file, legacy=kind is Kind.TORCH_LEGACY).choose("model")
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
     """The files that a checkpoint is read from: of a folder those that are there, else the file itself."""
     if not path.is_dir():
         return (path,)
-    return tuple(path / name for name in (CONFIG, *WEIGHT_FILES) if (path / name).exists())
+    there = [path / name for name in (CONFIG, *_weights_in(path)) if (path / name).exists()]
+    return (*there, *(shard for file in there if file.name.endswith(INDEX) for shard in shards_in(file)))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -70,15 +84,3 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UnreadableFile(f"{path / CONFIG} is no JSON object", hint="download it again")
     return config
-
-
-def _no_weights(path: Path) -> UnreadableFile:
-    for name in WEIGHT_FILES:
-        if (path / f"{name}.index.json").exists():
-            return UnreadableFile(
-                f"{path} holds a sharded model ({name}.index.json), and only models in one file can be read",
-                hint='put it into one file: model.save_pretrained(DIR, max_shard_size="1TB")',
-            )
-    return UnreadableFile(
-        f"{path} has a {CONFIG} but neither {' nor '.join(WEIGHT_FILES)}", hint="download the weights as well"
-    )
