@@ -48,23 +48,29 @@ def test_a_bar_on_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with Output().progress("step") as advance:
+    with Output().progress("[/b] \x1b[2J") as advance:
         advance(5, 10, "loss 1.5")
     assert "5/10" in screen.getvalue()
+    assert "[/b]" in screen.getvalue()
+    assert "\x1b[2J" not in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
 
 
 def test_a_stage_says_nothing_until_it_takes_long(capsys, monkeypatch):
     """Where there is no terminal: the quick one is silent, and the slow one goes on where it was."""
-    clock = iter([0.0, 1.0, 1.5, 2.0, 9.0])
+    clock = iter([0.0, 1.0, 1.5, 2.0, 9.0, 10.0, 10.5, 11.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     with Output().stages() as tell:
-        tell("reading", 10, 10)  # begun at 0, told at 1
+        tell("reading", 5, 10)  # begun at 0, told at 1
         tell("fitting", 1, 10)  # begun at 1.5, told at 2
-        tell("reading", 10, 10)  # told already
         tell("fitting", 2, 10)  # at 9
         tell("fitting", 3, 10, "loss 2")
-    assert capsys.readouterr().err.splitlines() == ["fitting 2/10", "fitting 3/10  loss 2"]
+        tell("fitting", 10, 10, "done")
+        tell("fitting", 1, 10)  # begun again at 10, told at 10.5
+        tell("reading", 10, 10)  # goes on, at 11
+    assert capsys.readouterr().err.splitlines() == [
+        "fitting 2/10", "fitting 3/10  loss 2", "fitting 10/10  done", "reading 10/10",
+    ]  # fmt: skip
 
 
 def test_quiet_says_nothing_but_the_answer(capsys):

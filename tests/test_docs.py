@@ -69,8 +69,8 @@ def story(tmp_path_factory):
 def test_the_whole_way_runs_and_wins_the_loss_back(story):
     assert list(story) == ["inspect", "convert", "finetune", "compare", "sample"]
     loss = story["finetune"]["loss"]
-    assert loss["old"] < loss["best"] < loss["before"]
-    assert loss["best"] - loss["old"] < 0.05
+    assert loss["best"] < loss["before"]
+    assert loss["best"] - loss["old"] < 0.01
     assert story["compare"]["loss"]["new"] == pytest.approx(loss["best"], abs=1e-4)
     assert story["sample"].startswith("The with statement")
 

@@ -118,6 +118,12 @@ def test_a_batch_that_cannot_be_shared_is_refused_once(finetune):
     assert "--batch-size 4" in said
 
 
+def test_data_that_is_not_there_is_told_once(finetune):
+    said = finetune("none", "--data", "missing.txt", processes=2, code=3)
+    assert said.count("error: there is no data missing.txt") == 1
+    assert "this is a bug" not in said
+
+
 def test_alone_every_share_is_the_whole():
     batch = torch.arange(8).view(4, 2)
     assert World().share(batch).equal(batch)

@@ -23,15 +23,16 @@ def test_states_are_matched_near_the_old_model_alone():
     assert not recipe(loss=3.4).match
     assert not recipe(old=None).match
     assert not recipe(distill=0.0).match
+    assert recipe(distill=0.0).lr == ALONE_LR
     assert recipe(loss=1.0).match  # it is better already
 
 
 def test_near_steps_are_smaller_in_wide_models_and_larger_with_large_batches():
-    assert recipe(width=512).lr == recipe().lr / 2
-    assert recipe(width=64).lr == recipe().lr
+    assert recipe(width=2048).lr == recipe().lr / 2
+    assert recipe(width=512).lr == recipe().lr
     assert recipe(batch_size=64).lr == recipe(grad_accum=4).lr == recipe(grad_accum=400).lr == 2 * recipe().lr
     assert recipe(batch_size=4).lr == recipe(batch_size=1).lr == recipe().lr / 2
-    assert recipe(width=512, loss=3.4).lr == recipe(loss=3.4).lr
+    assert recipe(width=2048, loss=3.4).lr == recipe(loss=3.4).lr
 
 
 def test_data_that_is_seen_often_is_trusted_less():

@@ -252,8 +252,8 @@ def test_a_signal_saves_once_and_leaves(new, data, tmp_path, sent, code):
 def train(interrupts):
     """As far as the event with which training starts."""
     started = Started(
-        steps=1, done=0, before=1.0, old=None, lr=1.0, distill=0.5, batch_size=1, block_size=1, device="cpu",
-        dtype="float32",
+        steps=1, done=0, before=1.0, old=None, lr=1.0, distill=0.5, match=False, batch_size=1, block_size=1,
+        device="cpu", dtype="float32",
         processes=1, sharded=False, validation_tokens=1,
     )  # fmt: skip
     assert list(interrupts.until_trained(iter([started]))) == [started]
@@ -281,6 +281,18 @@ def test_a_second_signal_leaves_at_once(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert interrupts.exit_code == 143
+
+
+def test_signals_that_are_ignored_stay_so():
+    """As of a command that a script runs in the background."""
+    before, told = signal.signal(signal.SIGINT, signal.SIG_IGN), []
+    try:
+        with caught(told.append) as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            assert (interrupts.asked(), told) == (False, [])
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # ------------------------------------------------------------------------------------------ bad ends

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from modernize.errors import ModernizeError, OutputRefused, UnreadableFile, UsageError
+from modernize.errors import BadData, ModernizeError, OutputRefused, UnreadableFile, UsageError
 from modernize.interrupts import LAUNCHED
 
 # the root of typer's own usage errors, which typer does not export by name
@@ -66,7 +66,7 @@ def _open_streams() -> None:
 
 def _say(error: ModernizeError) -> None:
     rank = os.environ.get("RANK", "0") if LAUNCHED in os.environ else "0"
-    if rank != "0" and isinstance(error, UsageError | OutputRefused):
+    if rank != "0" and isinstance(error, UsageError | OutputRefused | BadData):
         return  # of several processes the first says what all have met; the rest may have happened to one
     from modernize.console import Output
 

@@ -108,7 +108,7 @@ class Output:
         Without a terminal, lines that say nothing more than how far it is come after PATIENCE.
         """
         bars = self._err.is_terminal and not (self.quiet or self.muted)
-        lines: dict[str, Progress] = {}  # a stage that comes again goes on where it was
+        lines: dict[str, Progress] = {}  # of stages that others interrupted
         with contextlib.ExitStack() as stack:
             current = ""
             advance: Progress = silent
@@ -125,15 +125,24 @@ class Output:
                             lines[stage] = self._tenths(stage, patience=PATIENCE)
                         advance = lines[stage]
                 advance(done, total, text)
+                if done >= total:  # when it comes again, it begins again
+                    stack.close()
+                    current = ""
+                    lines.pop(stage, None)
 
             yield tell
 
     @contextlib.contextmanager
     def _bar(self, title: str) -> Iterator[Progress]:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         said = TextColumn("{task.fields[said]}", markup=False)
         with Bar(*columns, said, console=self._err, transient=True) as bar:
-            task = bar.add_task(title, total=None, said="")
+            task = bar.add_task(printable(title), total=None, said="")
 
             def advance(done: int, total: int, text: str = "") -> None:
                 bar.update(task, completed=done, total=total, said=text)

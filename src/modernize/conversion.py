@@ -198,6 +198,7 @@ def _text(
             ),
             vocab_size=size,
             dtype=data_dtype,
+            progress=progress,
         )
     return text_from_data(model, calibrate, seed=seed)
 

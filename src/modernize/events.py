@@ -12,7 +12,9 @@ Stopped = Literal["steps", "recovered", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to train. Zero, or None for `distill`, means chosen: see `train` and `recipe`, the others from `steps`."""
+    """How to train. Zero means chosen, and None for `distill`: the batch by `train`, rate and weight by `recipe`,
+    the others from `steps`.
+    """
 
     steps: int = 200
     batch_size: int = 0
@@ -70,6 +72,7 @@ class Started:
     old: float | None
     lr: float
     distill: float
+    match: bool
     batch_size: int
     block_size: int
     device: str
@@ -81,7 +84,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped:
-    """After an update: `loss` is what was minimised, `tokens` all that were seen so far."""
+    """After an update: `loss` is what was minimised but for matched states, `tokens` all that were seen so far."""
 
     step: int
     loss: float

@@ -7,9 +7,9 @@ at once too.
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modernize.events import Started
 
@@ -51,9 +51,9 @@ def caught(tell: Callable[[str], None]) -> Iterator[Interrupts]:
         if found.asked() and LAUNCHED in os.environ:
             return  # torchrun hands on what its machine has sent to everybody already
         if found.leaves():
-            for each, handler in before.items():  # as if nobody had listened
-                signal.signal(each, handler)
+            _put_back(before)  # as if nobody had listened
             signal.raise_signal(number)
+            return  # where signals are ignored
         found.exit_code = 128 + number
         tell("stopping after this step; once more to leave at once")
 
@@ -61,5 +61,10 @@ def caught(tell: Callable[[str], None]) -> Iterator[Interrupts]:
     try:
         yield found
     finally:
-        for number, handler in before.items():
+        _put_back(before)
+
+
+def _put_back(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        if handler is not None:  # of a handler that isn't Python's
             signal.signal(number, handler)

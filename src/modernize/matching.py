@@ -23,7 +23,9 @@ class Matching:
         self.map = torch.zeros((d_old, d_new), device=device)
         self.scale = torch.zeros((), device=device)  # 1 / (d_new · power), so that a loss is a share
         self.moments = torch.zeros(d_old * (d_old + d_new) + 2, device=device)  # old·old, old·new, new², places
+        self.last = torch.zeros((), device=device)  # what `loss` gave since the map was made
         self._step = torch.zeros_like(self.moments)
+        self._made = False
         self._sizes = [d_old * d_old, d_old * d_new, 1, 1]
 
     def loss(self, new: Tensor, old: Tensor, known: Tensor) -> Tensor:
@@ -31,7 +33,9 @@ class Matching:
         new, old = new.float(), old.float()
         self.look(new, old, known)
         missed: Tensor = (new - old @ self.map).square().sum(-1) * known  # (N,)
-        return missed.sum() * self.scale
+        loss = missed.sum() * self.scale
+        self.last += loss.detach()
+        return loss
 
     @torch.no_grad()
     def look(self, new: Tensor, old: Tensor, known: Tensor) -> None:
@@ -45,9 +49,14 @@ class Matching:
     def renew(self, world: World) -> None:
         """Make the map again from what all processes have seen since the last time."""
         fresh = world.total(self._step)
-        self.moments = DECAY * self.moments + (1 - DECAY) * fresh if self.moments.any() else fresh.clone()
-        self._step.zero_()
+        self.moments = DECAY * self.moments + (1 - DECAY) * fresh if self._made else fresh.clone()
+        self.forget()
         self._solve()
+
+    def forget(self) -> None:
+        """As if nothing had been seen since the map was made."""
+        self._step.zero_()
+        self.last.zero_()
 
     def _solve(self) -> None:
         d_old, d_new = self.map.shape
@@ -55,9 +64,10 @@ class Matching:
         precise = torch.device("cpu") if self.map.device.type == "mps" else self.map.device  # MPS has no float64
         gram = by_old.view(d_old, d_old).to(precise, torch.float64)
         gram.diagonal().mul_(1 + RIDGE).clamp_(min=1e-30)
-        found = torch.linalg.solve(gram, by_new.view(d_old, d_new).to(precise, torch.float64))
+        found, _ = torch.linalg.solve_ex(gram, by_new.view(d_old, d_new).to(precise, torch.float64))
         self.map = found.to(self.map.device, torch.float32)
         self.scale = places[0] / power[0].clamp(min=1e-30)
+        self._made = True
 
     def state(self) -> State:
         """What a run that goes on needs, between steps."""

@@ -77,6 +77,29 @@ class Objective(nn.Module):
             new, old = self.model.states(x).flatten(0, 1), teacher.states(x).flatten(0, 1)
         self.matching.look(new, old, y.flatten() != IGNORED)
 
+    def try_trunk(self, ids: Tensor) -> str:
+        """One pass forward and backward with a compiled trunk, as if it had not been; what fails is put back.
+
+        Gives why it failed, and nothing where it didn't. Raises OutOfMemoryError.
+        """
+        failure = ""
+        try:
+            self(ids, ids).backward()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the compiler raises, training works without it
+            self.trunk = self.model.states
+            failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+        self.model.zero_grad(set_to_none=True)
+        if self.matching is not None:
+            self.matching.forget()
+        return failure
+
+    def matched(self) -> Tensor:
+        """What the matching added to the loss since the last update."""
+        zero = torch.zeros((), device=self.model.wte.weight.device)
+        return zero if self.matching is None else self.distill * MATCH * self.matching.last
+
     def predict(self, x: Tensor) -> Tensor:
         """Logits (B, T, vocab), for validation."""
         logits: Tensor = self.model(x)

@@ -91,15 +91,15 @@ class OldGPT(nn.Module):
         """The model where it will teach: itself in float32, or for another precision a copy.
 
         Matrices of the copy's blocks, which autocast would narrow at every pass, are kept narrow: the same predictions
-        in half the memory, and under autocast alone.
+        in less memory, and under autocast alone.
         """
         if precision == torch.float32:
             return self.to(device, torch.float32)
-        model = copy.deepcopy(self).to(device, torch.float32)
+        model = copy.deepcopy(self).float()
         for part in model.h.modules():
             if isinstance(part, nn.Linear):
                 part.to(precision)
-        return model
+        return model.to(device)
 
     def caches(self, length: int) -> list[Cache]:
         """Empty caches, one a layer, with room for `length` tokens."""

@@ -179,7 +179,7 @@ TRAINING: dict[str, tuple[Any, Any]] = {
     "lr": (
         Annotated[
             float | None,
-            _training("--lr", help="Peak; by default from how far the loss is off.", min=1e-12, max=10),
+            _training("--lr", help="Peak; chosen by default: larger far from the old loss.", min=1e-12, max=10),
         ],
         None,
     ),

@@ -7,7 +7,7 @@ many there are. DDP holds the model in each of them; `fully_shard` (FSDP2) holds
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -20,7 +20,7 @@ from modernize.errors import UsageError
 from modernize.model import ModernGPT
 from modernize.spec import State
 
-LONGEST_WAIT = timedelta(days=1)  # tokenizing may take hours; the launcher ends all when one process is gone
+LONGEST_WAIT = timedelta(days=1)  # for text that is tokenized; the launcher ends all when one process is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class World:
     rank: int = 0
     size: int = 1
     local: int = 0
+    patient: distributed.ProcessGroup | None = None  # to wait in for as long as LONGEST_WAIT
 
     @property
     def first(self) -> bool:
@@ -50,7 +51,10 @@ class World:
 
     def agree(self, number: float, device: torch.device) -> float:
         """The number of the first process, which others may have computed a little differently."""
-        return float(self.same(torch.tensor(number, device=device)).item()) if self.size > 1 else number
+        if self.size == 1:
+            return number
+        precise = torch.tensor(number, dtype=torch.float64, device=device)
+        return float(self.same(precise).item())
 
     def wait(self) -> None:
         """Until all are here."""
@@ -59,12 +63,17 @@ class World:
 
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
-        """The first process does what is in here, then the others do."""
+        """The first process does what is in here, which may take hours; then the others do, and meet its errors."""
+        if self.size == 1:
+            yield
+            return
         if not self.first:
-            self.wait()
-        yield
-        if self.first:
-            self.wait()
+            distributed.barrier(self.patient)
+        try:
+            yield
+        finally:
+            if self.first:
+                distributed.barrier(self.patient)
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether it is so in any process, so that all of them do the same."""
@@ -95,9 +104,9 @@ def join(device: DeviceName) -> Iterator[World]:
         )
     if cuda:
         torch.cuda.set_device(world.local)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=LONGEST_WAIT)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
-        yield world
+        yield replace(world, patient=distributed.new_group(backend="gloo", timeout=LONGEST_WAIT))
     finally:
         distributed.destroy_process_group()
 

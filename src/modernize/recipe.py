@@ -13,8 +13,8 @@ NEAR = 0.25  # nats above the old model: nearer than that, large steps would thr
 # peaks that won back most in 50 to 200 steps; Muon's serves both of its optimizers
 NEAR_LR: dict[OptimizerName, float] = {"auto": 1.5e-3, "muon": 1.5e-3, "adamw": 7e-4}
 FAR_LR: dict[OptimizerName, float] = {"auto": 4e-3, "muon": 4e-3, "adamw": 2e-3}
-ALONE_LR = 7e-4  # without the old model: that costs steps, the other would cost the model
-NEAR_WIDTH = 128  # of the models that NEAR_LR was found on, at NEAR_TOKENS a step
+ALONE_LR = 7e-4  # where the old model teaches nothing: that costs steps, the other would cost the model
+NEAR_WIDTH = 512  # of the widest model that NEAR_LR was tried on, at NEAR_TOKENS a step
 NEAR_TOKENS = 2048
 DISTILL = 0.5
 DISTILL_OFTEN = 0.8  # where DATA is seen so often that it would be learned by heart
@@ -45,12 +45,12 @@ def choose_recipe(settings: Settings, *, loss: float, old: float | None, width: 
         distill = DISTILL_OFTEN if often else DISTILL
     lr = FAR_LR[settings.optimizer]
     if near:
-        peak = ALONE_LR if old is None else NEAR_LR[settings.optimizer]
+        peak = NEAR_LR[settings.optimizer] if distill else ALONE_LR
         lr = peak * near_factor(width, step)
     return Recipe(lr=settings.lr or lr, distill=distill, match=near and distill > 0)
 
 
 def near_factor(width: int, step_tokens: int) -> float:
-    """How the peak near the old model changes: with the root of the batch as far as was tried, less in wide models."""
+    """How the peak near the old model changes: with the root of the batch as far as was tried, less in wider models."""
     batch = min(max(math.sqrt(step_tokens / NEAR_TOKENS), 0.5), 2.0)
     return batch * min(1.0, math.sqrt(NEAR_WIDTH / width))

@@ -17,7 +17,7 @@ from modernize.write import write_tensors
 
 HISTORY = "history"
 METADATA_KEY = "modernize_run"
-SCHEMA = 1
+SCHEMA = 2
 
 
 class RunFile:

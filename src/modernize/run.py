@@ -37,6 +37,7 @@ from modernize.progress import Stages, unseen
 from modernize.recipe import choose_recipe
 from modernize.spec import State
 
+LOOKS, MOST_LOOKS = 8, 256  # places for each number of the old width, in at most so many batches
 MOST_SKIPPED = 30  # in a row; a scale that was only too large is found in fewer
 _COUNTED = ("done", "tokens", "seconds", "skipped", "lr", "before", "old", "after", "best")  # of a run, as it is saved
 
@@ -142,6 +143,12 @@ class Run:
             )
         keeper = self.around.keeper
         saved = keeper.load() if keeper and self.around.resume else None
+        done = saved[1]["done"] if saved else -1
+        if self.around.world.any(self.around.world.agree(done, self.device) != done, self.device):
+            raise UsageError(
+                "not all processes see the same saved run",
+                hint="put the output into a folder that all machines share",
+            )
         if saved:
             yield from self._restore(*saved)
         else:
@@ -156,10 +163,6 @@ class Run:
             self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
             if recipe.match:
                 self._match()
-        if self.around.world.agree(self.done, self.device) != self.done:
-            raise UsageError(
-                "not all processes see the saved run", hint="put the output into a folder that all machines share"
-            )
         yield Started(
             steps=self.settings.steps,
             done=self.done,
@@ -167,6 +170,7 @@ class Run:
             old=self.old,
             lr=self.lr,
             distill=self.objective.distill,
+            match=self.objective.matching is not None,
             batch_size=self.batch,
             block_size=self.train.context,
             device=self.device.type,
@@ -177,28 +181,23 @@ class Run:
         )
 
     def _match(self) -> None:
-        """Draw the states to the teacher's too; what a batch shows is enough to begin with."""
-        matching = self.objective.match()
-        batch = self.train.draw(np.random.default_rng(self.settings.seed), self.batch)
-        self.objective.look(*self._shared(batch))
+        """Draw the states to the teacher's too. The first map is made of a whole update, and of enough to be one."""
+        matching, random, looked, seen = self.objective.match(), np.random.default_rng(self.settings.seed), 0, 0
+        while looked < self.settings.grad_accum or (seen < LOOKS * matching.map.shape[0] and looked < MOST_LOOKS):
+            batch = self.train.draw(random, self.batch)
+            self.objective.look(*self._shared(batch))
+            looked, seen = looked + 1, seen + int((batch[1] != IGNORED).sum())
         matching.renew(self.around.world)
 
     def _compile(self) -> Iterator[Notice]:
-        """Compile at the first step, with a batch of the real size, and go on without where that fails."""
+        """Compile before the first step, with a batch of the real size, and go on without where that fails."""
         self.model.rope(self.train.context, self.device)  # made beforehand, so that the graph only reads the tables
         windows = len(range(self.around.world.rank, self.batch, self.around.world.size))
-        ids = torch.zeros((windows, self.train.context), dtype=torch.int64, device=self.device)
-        try:
-            self.objective(ids, ids).backward()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever the compiler raises, training works without it
-            self.objective.trunk = self.model.states
-            text = (str(error).splitlines() or [""])[0]
-            yield Notice(
-                text=f"torch.compile failed ({type(error).__name__}: {text[:120]}); training goes on without it"
-            )
-        self.model.zero_grad(set_to_none=True)
+        failure = self.objective.try_trunk(
+            torch.zeros((windows, self.train.context), dtype=torch.int64, device=self.device)
+        )
+        if failure:
+            yield Notice(text=f"torch.compile failed ({failure}); training goes on without it")
 
     def _step(self) -> Stepped:
         """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""
@@ -218,7 +217,8 @@ class Run:
                 loss = self.spread(x, y) / max(predicted, 1)
                 self.scaler.scale(loss * world.size).backward()  # gradients are averaged over processes
             total += loss.detach()
-        mean = world.total(total).item()  # the one place where the device is waited for
+        # of what is told, what the matching adds is left out, so that it can be held against the old loss
+        told, mean = world.total(torch.stack([total - self.objective.matched() / max(predicted, 1), total])).tolist()
         self._update(mean)
         if self.objective.matching:
             self.objective.matching.renew(world)
@@ -227,7 +227,7 @@ class Run:
         self.seconds += time.perf_counter() - began
         return Stepped(
             step=self.done,
-            loss=mean,
+            loss=told,
             lr=self.lr * factor,
             tokens=self.tokens,
             tokens_per_second=self.tokens / self.seconds,

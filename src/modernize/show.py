@@ -137,6 +137,8 @@ def watch_finetune(out: Output, events: "Iterator[TuneEvent]", progress: Stages)
                 f"{event.steps} steps of {event.batch_size} × {event.block_size} tokens on {event.device} "
                 f"({event.dtype}); validation loss {event.before:.4f}{old}"
             )
+            taught = f", the teacher's weight {event.distill:g}" if event.old is not None else ""
+            out.note(f"learning rate {event.lr:.2g}{taught}{', its states matched' if event.match else ''}")
         elif isinstance(event, Stepped) and started:
             smooth = event.loss if math.isnan(smooth) else SMOOTH * smooth + (1 - SMOOTH) * event.loss
             progress(

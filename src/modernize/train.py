@@ -36,10 +36,10 @@ def finetune(
 ) -> Iterator[Event]:
     """Train `model` on the training part of DATA, in place; `options` are fields of Settings.
 
-    The weights of model and teacher become float32 on the chosen device, unless it computes in another precision: then
-    the teacher is left as it is, and a narrow copy of it teaches. Yields Started (after Notices, where there is
-    something to say), then Stepped, Validated and Saved, then Finished. The best validation may be that before the
-    first step. `surroundings` says where the run is saved and with whom it is shared; by default it is alone.
+    The weights of the model become float32 on the chosen device. So do the teacher's, but where products are made in
+    another precision, the teacher is left as it is, and a narrow copy teaches. Yields Started (after Notices, where
+    there is something to say), then Stepped, Validated and Saved, then Finished. The best validation may be that before
+    the first step. `surroundings` says where the run is saved and with whom it is shared; by default it is alone.
 
     Raises:
         TypeError: settings and options together, or an option that is none.

@@ -126,7 +126,7 @@ def tune(
         except TrainingStopped as error:
             raise result.rescued(error, keeper.history) from error
     assert isinstance(event, Finished)
-    result.write(event)
+    result.write(event, keeper.history)
     if job.plot and world.first:
         plot_losses(keeper.history, job.plot)
     if event.stopped != "interrupted":
@@ -153,16 +153,19 @@ def _self(settings: Settings, teacher: OldGPT | None, world: World, progress: St
     if teacher is None:
         raise UsageError("--data self is text that the old model writes", hint="give it: --teacher OLD")
     wanted = settings.steps * settings.grad_accum * settings.batch_size * settings.block_size
-    teacher = teacher.to(choose_device(settings.device), torch.float32)
     found = self_corpus(
-        teacher,
+        teacher.to(choose_device(settings.device), torch.float32),
         context=settings.block_size,
         tokens=min(wanted, SELF_TOKENS),
         seed=settings.seed,
         progress=partial(progress, "the old model writes"),
     )
+    teacher.cpu()  # training takes what it needs of it
     train, val = (world.same(torch.from_numpy(part)).numpy() for part in (found.train, found.val))
     return replace(found, train=train, val=val)
+
+
+_CHOSEN = ("lr", "distill", "match", "batch_size", "block_size")  # by the run, where its user said nothing
 
 
 @dataclass(frozen=True)
@@ -175,11 +178,13 @@ class _Result:
     dtype: torch.dtype
     world: World
 
-    def write(self, finished: Finished) -> None:
+    def write(self, finished: Finished, history: Sequence[Mapping[str, Any]]) -> None:
         """The weights that the model holds, which are the best. All processes take part, the first one writes."""
         state = cast(whole(self.model.to_state(), self.world), self.dtype, origin=str)
         if self.world.first:
-            metadata = _metadata(self.model, self.stored, finished, self.job.settings)
+            started = next(row for row in reversed(history) if row["event"] == "started")
+            settings = asdict(self.job.settings) | {name: started[name] for name in _CHOSEN}
+            metadata = _metadata(self.model, self.stored, finished, settings)
             write_tensors(self.job.output, state, metadata)
 
     def rescued(self, error: TrainingStopped, history: Sequence[Mapping[str, Any]]) -> TrainingStopped:
@@ -202,7 +207,8 @@ class _Result:
                 device=started["device"],
                 dtype=started["dtype"],
                 stopped="interrupted",
-            )
+            ),
+            history,
         )
         return TrainingStopped(
             f"{error.sentence}; {self.job.output} has the weights of step {best['step']}", hint=error.hint
@@ -303,7 +309,7 @@ def _log(log: TextIO | None, *rows: Mapping[str, Any]) -> None:
             raise OutputRefused(f"the log cannot be written: {error.strerror}", hint="check the space there") from error
 
 
-def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Settings) -> dict[str, str]:
+def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Mapping[str, Any]) -> dict[str, str]:
     """The metadata of the checkpoint, and what was done to it here."""
     return model_metadata(
         model.config,
@@ -318,7 +324,7 @@ def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Se
                 "steps": finished.steps,
                 "tokens": finished.tokens,
                 "loss": {"before": finished.before, "best": finished.best, "old": finished.old},
-                "settings": {n: value for n, value in asdict(settings).items() if n != "checkpoint_every"},
+                "settings": {n: value for n, value in settings.items() if n != "checkpoint_every"},
             },
         ),
     )
