@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from modernize.checkpoint import Checkpoint
 from modernize.choices import Activation, AttnScale, Norm
-from modernize.dialects import Cover, Dialect
+from modernize.dialects import DIALECTS, Cover, Dialect
 from modernize.dialects.setting_names import ACTIVATION_NAMES, look_up, whole_number
 from modernize.dialects.table import AssumedField
 from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
@@ -62,7 +62,7 @@ def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
             if name == "norm_eps" and not 0 <= given < 1:
                 raise UsageError(f"--norm-eps {given} is not between 0 and 1", hint="1e-5 is usual")
             found.values[name] = given
-        elif setting is not None:
+        elif setting is not None and not _is_certain(covers, name):
             found.values[name] = _understood(checkpoint, name, setting, where)
         else:
             _assume(covers, name, found)
@@ -77,6 +77,10 @@ def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
             hint=f"pass {' and '.join(found.asked)}, as in the program that trained it",
         )
     return found
+
+
+def _is_certain(covers: Sequence[Cover], name: AssumedField) -> bool:
+    return any(a.certain for c in covers for a in c.dialect.assumptions if a.field == name)
 
 
 def _assume(covers: Sequence[Cover], name: AssumedField, found: Findings) -> None:
@@ -140,7 +144,7 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
         found.asked["--n-head N"] = "nothing says how many heads it has, and its tensors cannot tell"
 
 
-def check_settings(checkpoint: Checkpoint, dialect: Dialect, spec: GPTSpec, *, has_head: bool) -> list[str]:
+def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> list[str]:
     """Settings against tensors: a warning where the tensors can be right, an error where something is missing or more
     is computed than can be carried over (BadTensors, UnknownLayout).
     """
@@ -156,29 +160,40 @@ def check_settings(checkpoint: Checkpoint, dialect: Dialect, spec: GPTSpec, *, h
                 hint="the file and its settings do not belong together, or a part is missing; get a whole one",
             )
         warnings.append(f"{where} says {told}, but the tensors have {name} {real}; the tensors were believed")
-    _check_config_json(checkpoint, dialect, has_head=has_head)
+    _check_config_json(checkpoint, has_head=has_head)
     if checkpoint.settings.get("config.json", {}).get("tie_word_embeddings") is True and not spec.tied:
         warnings.append("config.json says tie_word_embeddings true, but the head differs; the tensors were believed")
     return warnings
 
 
-def _check_config_json(checkpoint: Checkpoint, dialect: Dialect, *, has_head: bool) -> None:
-    """A Hugging Face configuration must describe a model that can be carried over."""
+def dialects_by_model_type(checkpoint: Checkpoint) -> tuple[Dialect, ...]:
+    """Those that go with the model type of a Hugging Face configuration; all where there is none.
+
+    Raises UnknownLayout for a type that no dialect goes with, and for settings that change what is computed.
+    """
     config = cast(dict[str, Any], checkpoint.settings.get("config.json", {}))
     kind = config.get("model_type")
-    if kind is not None and kind not in dialect.model_types:
-        known = ", ".join(dialect.model_types) or "no configuration"
+    if kind is None:
+        return DIALECTS
+    fitting = tuple(d for d in DIALECTS if kind in d.model_types)
+    if not fitting:
+        known = ", ".join(kind for d in DIALECTS for kind in d.model_types)
         raise UnknownLayout(
-            f"{checkpoint.path} is a {kind!r} model by its config.json, and its names are those of {dialect.name}, "
-            f"which goes with {known}",
+            f"{checkpoint.path} is a {kind!r} model by its config.json, and only {known} are known there",
             hint="`modernize dialects` lists what can be converted",
         )
-    for name, value in dialect.must_be:
+    for name, value in (row for d in fitting for row in d.must_be):
         if config.get(name, value) != value:
             raise UnknownLayout(
                 f"{checkpoint.path}: config.json says {name} {config[name]!r}, which cannot be carried over",
                 hint=f"only models with {name} {value!r} can be converted",
             )
+    return fitting
+
+
+def _check_config_json(checkpoint: Checkpoint, *, has_head: bool) -> None:
+    """A head that a Hugging Face configuration says must be there."""
+    config = cast(dict[str, Any], checkpoint.settings.get("config.json", {}))
     if config.get("tie_word_embeddings") is False and not has_head:
         raise BadTensors(
             f"{checkpoint.path} has no head, but config.json says tie_word_embeddings false",

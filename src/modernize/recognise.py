@@ -15,7 +15,7 @@ from modernize.checkpoint import Checkpoint
 from modernize.dialects import DIALECTS, Cover, Dialect, Step, cover
 from modernize.dialects.ops import KEEP, SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import BadTensors, UnknownLayout, UsageError
-from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, find_facts
+from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, dialects_by_model_type, find_facts
 from modernize.spec import FLOATS, LINEARS, NORMS, GPTSpec, Shape, State, names_of
 from modernize.stored import METADATA_KEY
 from modernize.unwrap import unwrap
@@ -93,7 +93,7 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
     shapes = _canonical_shapes(checkpoint, best)
     spec = replace(_outline(shapes, best), tied=_tied(checkpoint, best), **found.values)
     _check_heads(checkpoint, spec)
-    warnings = check_settings(checkpoint, best.dialect, spec, has_head="head.weight" in shapes)
+    warnings = check_settings(checkpoint, spec, has_head="head.weight" in shapes)
     if "head.weight" not in shapes and "config.json" not in checkpoint.settings:
         warnings.append("there is no head, so it is taken to be tied to the embedding")
     return Recognised(
@@ -107,7 +107,9 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
 
 def _fitting(checkpoint: Checkpoint, own: list[str], said: Facts) -> list[Cover]:
     """Covers of the model's own names that fit, also by the orientation of their matrices. Raises UnknownLayout."""
-    chosen = [d for d in DIALECTS if said.dialect in (None, d.name)]
+    chosen = dialects_by_model_type(checkpoint)
+    if said.dialect is not None:
+        chosen = tuple(d for d in DIALECTS if d.name == said.dialect)
     if not chosen:
         raise UsageError(
             f"--dialect {said.dialect} is not known; there are {', '.join(d.name for d in DIALECTS)}",

@@ -26,6 +26,6 @@ BIOGPT = Dialect(
     assumptions=(
         Assumption(field="activation", value="gelu"),
         Assumption(field="attn_scale", value="head"),
-        Assumption(field="norm_eps", value=1e-12),
+        Assumption(field="norm_eps", value=1e-5, certain=True),  # its layer_norm_eps is not used
     ),
 )

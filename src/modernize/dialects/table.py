@@ -126,12 +126,13 @@ def drop(source: str) -> Rule:
 @dataclass(frozen=True, kw_only=True)
 class Assumption:
     """What a dialect's programs are known to do where nothing in the file says it. `doubt` is why a warning is due, and
-    empty where none is.
+    empty where none is. What is `certain` they do whatever the settings in the file say.
     """
 
     field: AssumedField
     value: str | float
     doubt: str = ""
+    certain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
