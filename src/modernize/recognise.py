@@ -16,7 +16,7 @@ from modernize.dialects import DIALECTS, Cover, Dialect, Step, cover
 from modernize.dialects.ops import KEEP, SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import BadTensors, UnknownLayout, UsageError
 from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, dialects_by_model_type, find_facts
-from modernize.spec import FLOATS, LINEARS, NORMS, GPTSpec, Shape, State, names_of
+from modernize.spec import FLOATS, LINEARS, NORMS, GPTSpec, Shape, State, layerless, names_of
 from modernize.stored import METADATA_KEY
 from modernize.unwrap import unwrap
 
@@ -285,8 +285,8 @@ def _unknown(checkpoint: Checkpoint, nearest: Cover) -> UnknownLayout:
         )
     faults = []
     if nearest.missing:
-        positions = any(target == "wpe.weight" for target in _targets_of(nearest.dialect, nearest.missing))
-        faults.append(f"it lacks {_listed(nearest.missing)}" + positions * " (no learned position table)")
+        gone = "".join(f" ({what})" for what in _gone(nearest))
+        faults.append(f"it lacks {_listed(nearest.missing)}{gone}")
     if nearest.unknown:
         faults.append(f"it has {_listed(nearest.unknown)}, which no row knows")
     if nearest.twice:
@@ -297,8 +297,19 @@ def _unknown(checkpoint: Checkpoint, nearest: Cover) -> UnknownLayout:
     )
 
 
-def _targets_of(dialect: Dialect, keys: Iterable[str]) -> list[str]:
-    return [t for key in keys for rule in dialect.rules if rule.pattern.fullmatch(key) for t in rule.targets]
+def _gone(found: Cover) -> list[str]:
+    """What a model doesn't have at all, in words."""
+    rules = found.dialect.rules
+    targets = {t for key in found.missing for rule in rules if rule.pattern.fullmatch(key) for t in rule.targets}
+    made = {layerless(t) for step in found.steps for t in step.targets}
+    whole = {layerless(t.format(i=0, p="weight")) for t in targets} - made
+    words = {
+        "wpe.weight": "no learned position table",
+        "mlp.up.weight": "no MLP",
+        "ln_1.weight": "no LayerNorm",
+        "ln_f.weight": "no LayerNorm at the end",
+    }
+    return [said for part, said in words.items() if any(name.endswith(part) for name in whole)]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -10,7 +10,8 @@ BIGCODE = Dialect(
         keep("[transformer.]wte.weight", "wte.weight"),
         keep("[transformer.]wpe.weight", "wpe.weight"),
         keep("[transformer.]h.{i}.ln_1.{p}", "h.{i}.ln_1.{p}"),
-        drop("[transformer.]h.{i}.attn.{bias|masked_bias}"),
+        drop("[transformer.]h.{i}.attn.bias"),
+        drop("[transformer.]h.{i}.attn.masked_bias"),
         Rule(
             "[transformer.]h.{i}.attn.c_attn.{p}",
             ("h.{i}.attn.q.{p}", "h.{i}.attn.k.{p}", "h.{i}.attn.v.{p}"),
