@@ -18,9 +18,11 @@ from modernize.spec import FLOATS
 
 MOST_NAMES = 20_000  # more are not looked through for what stands in front of them
 # words in the first part of a name that stand for measurements and not for a part of a model
-_BESIDE = re.compile(
-    r"(?:.*_)?(?:metrics?|loss|losses|loss_fn|criterion|acc|accuracy|ppl|perplexity|step|epoch|n_averaged)(?:_.*)?"
+_WORDS = (
+    "metrics?|loss|losses|criterion|objective|acc|accuracy|ppl|perplexity|f1|auc|auroc|precision|recall|bleu|rouge"
+    "|confmat|nll|step|steps|epoch|averaged"
 )
+_MEASURED = re.compile(rf"(?:.*_)?(?:{_WORDS})(?:_.*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,50 +44,56 @@ class Unwrapped:
 def unwrap(checkpoint: Checkpoint) -> Unwrapped:
     """Take off what stands in front of all names.
 
-    Raises AmbiguousInput for two models or two names that become one, UnknownLayout for a matrix beside the model.
+    Raises AmbiguousInput for two models or two names that become one, UnknownLayout for something beside the model that
+    is no measurement.
     """
-    names = list(checkpoint.tensors)
-    prefix = _chosen(checkpoint, _fitting(names))
-    if not prefix:
-        beside = [name for name in names if _BESIDE.fullmatch(name.split(".")[0]) and not _is_matrix(checkpoint, name)]
-        return Unwrapped(checkpoint=checkpoint, beside=tuple(beside))
-    inside = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-    beside = [name for name in names if name not in inside]
-    other = [name for name in beside if _is_matrix(checkpoint, name) and not _other_set(name, prefix)]
-    if other:
-        raise UnknownLayout(
-            f"{checkpoint.path} has a model under {prefix} and beside it {other[0]}, which no dialect knows",
-            hint="save the model alone: torch.save(model.state_dict(), PATH)",
-        )
+    prefix = _chosen(checkpoint, _fitting(checkpoint))
     clean: dict[str, str] = {}
-    for name in names:
-        new = inside.get(name, name)
+    beside = []
+    for name in checkpoint.tensors:
+        new = name.removeprefix(prefix)
         if new in clean:
             raise AmbiguousInput(
                 f"{checkpoint.path} holds {clean[new]} and {name}, the same tensor once {prefix} is off",
                 hint="save again with only one of them",
             )
         clean[new] = name
+        if _is_measured(checkpoint, name, new) or _of_another(name, prefix):
+            beside.append(new)
+        elif not name.startswith(prefix):
+            raise UnknownLayout(
+                f"{checkpoint.path} has a model under {prefix} and beside it {name}, which no dialect knows",
+                hint="save the model alone: torch.save(model.state_dict(), PATH)",
+            )
     raw = {new: checkpoint.raw_names[name] for new, name in clean.items()}
     return Unwrapped(checkpoint=replace(checkpoint, raw_names=raw), beside=tuple(beside))
 
 
-def _fitting(names: list[str]) -> list[str]:
-    """What may stand in front: the shortest of those behind which a dialect fits; else that with the fewest faults."""
-    if len(names) > MOST_NAMES or _faults(names, "") == 0:
+def _fitting(checkpoint: Checkpoint) -> list[str]:
+    """What may stand in front: where several whole models are, that of each; else the one with the fewest faults."""
+    names = list(checkpoint.tensors)
+    if len(names) > MOST_NAMES or _faults(checkpoint, "") == 0:
         return [""]
     found = sorted({"", *_in_front(names)}, key=lambda prefix: (len(prefix), prefix))
-    faults = {p: _faults(names, p) for p in found}
-    chosen: list[str] = []
-    for prefix in [p for p in found if not faults[p]] or [min(found, key=lambda p: faults[p])]:
-        if not any(prefix.startswith(shorter) for shorter in chosen):
-            chosen.append(prefix)
-    return chosen
+    whole: list[str] = []
+    for prefix in found:
+        if _faults(checkpoint, prefix, alone=True) == 0 and not any(prefix.startswith(shorter) for shorter in whole):
+            whole.append(prefix)
+    return whole if len(whole) > 1 else [min(found, key=lambda p: _faults(checkpoint, p))]
 
 
-def _faults(names: list[str], prefix: str) -> int:
-    """Of the dialect that fits best what is behind a prefix."""
-    return min(cover(dialect, _behind(names, prefix)).faults for dialect in DIALECTS)
+def _faults(checkpoint: Checkpoint, prefix: str, *, alone: bool = False) -> int:
+    """Of the dialect that fits best what is behind a prefix, and, if it isn't looked at alone, what else there is."""
+    own, other = [], 0
+    for name in checkpoint.tensors:
+        new = name.removeprefix(prefix)
+        if _is_measured(checkpoint, name, new) or _of_another(name, prefix):
+            continue
+        if name.startswith(prefix):
+            own.append(new)
+        else:
+            other += not alone
+    return other + min(cover(dialect, own).faults for dialect in DIALECTS)
 
 
 def _in_front(names: Iterable[str]) -> Iterator[str]:
@@ -98,34 +106,28 @@ def _in_front(names: Iterable[str]) -> Iterator[str]:
                 yield "".join(part + "." for part in parts[:start])
 
 
-def _behind(names: Iterable[str], prefix: str) -> list[str]:
-    own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    return own if prefix else [name for name in own if not _BESIDE.fullmatch(name.split(".")[0])]
-
-
 def _chosen(checkpoint: Checkpoint, prefixes: list[str]) -> str:
     """One of several sets of weights: the averaged ones where they are asked for, else the others."""
-    if len(prefixes) > 1:
-        averaged = [prefix for prefix in prefixes if is_averaged(prefix)]
-        wanted = averaged if checkpoint.weights == "ema" else [p for p in prefixes if p not in averaged]
-        if len(wanted) != 1:
-            raise AmbiguousInput(
-                f"{checkpoint.path} holds several models: {', '.join(prefixes)}",
-                hint="save the one you mean alone: torch.save(model.state_dict(), PATH)",
-            )
+    averaged = [prefix for prefix in prefixes if is_averaged(prefix)]
+    wanted = averaged if checkpoint.weights == "ema" and averaged else [p for p in prefixes if p not in averaged]
+    if len(wanted) == 1:
         return wanted[0]
-    if checkpoint.weights == "ema" and not is_averaged(prefixes[0]) and any(map(is_averaged, checkpoint.tensors)):
-        raise AmbiguousInput(
-            f"{checkpoint.path} has averaged weights that are no whole model", hint="leave --weights out"
-        )
-    return prefixes[0]
+    if not wanted:  # nothing but averaged weights
+        return averaged[0]
+    raise AmbiguousInput(
+        f"{checkpoint.path} holds several models: {', '.join(wanted)}",
+        hint="save the one you mean alone: torch.save(model.state_dict(), PATH)",
+    )
 
 
-def _other_set(name: str, prefix: str) -> bool:
-    """Whether a name belongs to averaged weights beside those chosen, or to the others beside averaged ones."""
-    return is_averaged(name) or is_averaged(prefix)
-
-
-def _is_matrix(checkpoint: Checkpoint, name: str) -> bool:
+def _is_measured(checkpoint: Checkpoint, name: str, new: str) -> bool:
     info = checkpoint.tensors[name]
-    return len(info.shape) > 1 and info.dtype in FLOATS and math.prod(info.shape) > 1
+    matrix = len(info.shape) > 1 and info.dtype in FLOATS and math.prod(info.shape) > 1
+    return not matrix and bool(_MEASURED.fullmatch(new.split(".", maxsplit=1)[0]))
+
+
+def _of_another(name: str, prefix: str) -> bool:
+    """Whether a name belongs to averaged weights beside those in question, or to the others beside averaged ones."""
+    if not prefix:
+        return is_averaged(name)
+    return not name.startswith(prefix) and is_averaged(name) != is_averaged(prefix)

@@ -1,0 +1,139 @@
+"""What stands in front of all names, and what lies beside the model."""
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import save_file
+
+from modernize.checkpoint import open_checkpoint
+from modernize.errors import AmbiguousInput, UnknownLayout, UnreadableFile
+from modernize.facts import Facts
+from modernize.inspection import inspect
+from modernize.recognise import recognise
+
+SPEC = tiny.spec()
+FACTS = Facts(n_head=4, activation="gelu")
+
+
+def keys(dialect="nanogpt", *, seed=0, prefix=""):
+    of = tiny.spec(tied=False)
+    made = tiny.as_dialect(tiny.jittered(of, seed), of, tiny.dialect(dialect))
+    return {prefix + name: tensor for name, tensor in made.items()}
+
+
+def state_of(path, **how):
+    return recognise(open_checkpoint(path, **how), FACTS).state()
+
+
+def same(state, *, seed=0):
+    wanted = tiny.jittered(tiny.spec(tied=False), seed)
+    return all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+def saved(path, plain):
+    torch.save(plain, path)
+    return path
+
+
+PREFIXES = [
+    "model.",
+    "net.",
+    "gpt.",
+    "model.net.",
+    "module.model.",
+    "model._orig_mod.",
+    "_orig_mod.module.gpt.",
+    "a.b.c.",
+]
+
+
+@pytest.mark.parametrize("dialect", ["nanogpt", "gpt2", "lecture", "book", "mingpt-2020"])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_stands_in_front_of_all_names_is_taken_off(tmp_path, dialect, prefix):
+    path = saved(tmp_path / "m.ckpt", {"state_dict": keys(dialect, prefix=prefix), "epoch": 3})
+    found = recognise(open_checkpoint(path), Facts(dialect=dialect, n_head=4, activation="gelu"))
+    assert found.dialect.name == dialect
+    assert same(found.state())
+
+
+def test_in_safetensors_too(tmp_path):
+    save_file({n: t.clone() for n, t in keys(prefix="model.").items()}, tmp_path / "m.safetensors")
+    assert same(state_of(tmp_path / "m.safetensors"))
+
+
+@pytest.mark.parametrize("prefix", ["", "net."])
+def test_what_is_measured_beside_the_model_is_told_and_ignored(tmp_path, prefix):
+    beside = {
+        "val_metrics.ppl.total": torch.tensor(3.0), "loss_fn.weight": torch.ones(61), "global_step": torch.tensor(7),
+    }  # fmt: skip
+    path = saved(tmp_path / "m.ckpt", {"state_dict": keys(prefix=prefix) | beside, "hyper_parameters": {"n_head": 4}})
+    assert same(state_of(path))
+    found = inspect(path, facts=FACTS)
+    assert {t.name for t in found.tensors if t.fate == "ignored"} == set(beside)
+    assert len(found.tensors) == len(keys()) + 3
+
+
+@pytest.mark.parametrize(
+    ("prefix", "extra"),
+    [
+        ("net.", "head.weight"),
+        ("net.", "decoder.proj.weight"),
+        ("", "adapter.weight"),
+        ("", "loss_fn.proj.weight"),
+        ("", "transformer.h.1.attn.gate.weight"),
+        ("net.", "net.transformer.h.1.attn.gate.weight"),
+    ],
+)
+def test_a_matrix_that_no_dialect_knows_is_never_ignored(tmp_path, prefix, extra):
+    path = saved(tmp_path / "m.pt", keys(prefix=prefix) | {extra: torch.ones(61, 32)})
+    with pytest.raises(UnknownLayout, match=extra.removeprefix("net.")):
+        state_of(path)
+
+
+def test_a_vector_beside_the_model_needs_a_word_that_says_what_it_is(tmp_path):
+    """A norm behind the embedding would change every prediction."""
+    with pytest.raises(UnknownLayout, match=r"emb_norm\.weight"):
+        state_of(saved(tmp_path / "m.pt", keys() | {"emb_norm.weight": torch.ones(32)}))
+
+
+def test_two_names_that_become_one_are_both_told(tmp_path):
+    both = keys(prefix="net.") | {"transformer.ln_f.bias": torch.ones(32)}
+    with pytest.raises(AmbiguousInput, match=r"net\.transformer\.ln_f\.bias and transformer\.ln_f\.bias"):
+        state_of(saved(tmp_path / "m.pt", both))
+
+
+def test_averaged_weights_by_their_names(tmp_path):
+    both = keys(prefix="model.") | keys(seed=1, prefix="ema_model.") | {"ema_model.n_averaged": torch.tensor(3)}
+    path = saved(tmp_path / "m.ckpt", {"state_dict": both})
+    assert same(state_of(path))
+    assert same(state_of(path, weights="ema"), seed=1)
+    save_file({n: t.clone() for n, t in both.items()}, tmp_path / "m.safetensors")
+    assert same(state_of(tmp_path / "m.safetensors", weights="ema"), seed=1)
+    with pytest.raises(UnreadableFile, match="no averaged weights"):
+        open_checkpoint(saved(tmp_path / "n.pt", keys()), weights="ema")
+
+
+def test_two_models_in_one_file(tmp_path):
+    both = keys(prefix="generator.") | keys(seed=1, prefix="critic.")
+    with pytest.raises(AmbiguousInput, match=r"critic\., generator\."):
+        state_of(saved(tmp_path / "m.pt", both))
+
+
+@pytest.mark.parametrize(
+    "words", [("net",), ("params",), ("checkpoint", "model"), ("state_dict", "module"), ("weights",)]
+)
+def test_weights_in_what_holds_them(tmp_path, words):
+    plain = keys()
+    for word in reversed(words):
+        plain = {word: plain, "args": {"n_head": 4}, "step": 5}
+    path = saved(tmp_path / "m.pt", plain)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.settings["args"] == {"n_head": 4}
+    assert same(recognise(checkpoint, Facts(activation="gelu")).state())
+
+
+@pytest.mark.parametrize("word", ["ema", "state_dict_ema", "model_ema"])
+def test_averaged_weights_in_a_place_of_their_own(tmp_path, word):
+    path = saved(tmp_path / "m.pt", {"model": keys(), word: {"shadow": keys(seed=1)}})
+    assert same(state_of(path))
+    assert same(state_of(path, weights="ema"), seed=1)
