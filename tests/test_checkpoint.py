@@ -1,19 +1,22 @@
 """Reading: formats, wrappers, prefixes; and a sentence for everything that is no checkpoint."""
 
 import argparse
+import collections
 import gzip
 import io
 import json
 import os
 import pickle
 import zipfile
+from pathlib import PurePosixPath
 
+import numpy as np
 import pytest
 import tiny
 import torch
 from safetensors.torch import save_file, save_model
 
-from modernize.checkpoint import files_of, open_checkpoint
+from modernize.checkpoint import files_of, open_checkpoint, stand_ins
 from modernize.errors import AmbiguousInput, InputRefused, UnreadableFile, UnsafeFile
 from modernize.facts import Facts
 from modernize.recognise import recognise
@@ -254,6 +257,64 @@ def test_a_folder_without_parts(tmp_path):
     (tmp_path / "config.json").write_text("{not json")
     with pytest.raises(UnreadableFile, match="cannot be read"):
         open_checkpoint(tmp_path)
+
+
+def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
+    path = tmp_path / "m.pt"
+    torch.save({"model": KEYS, "model_args": tiny.model_args(SPEC)}, path)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(KEYS["transformer.h.1.mlp.c_fc.weight"].numpy().tobytes())
+    raw[at + 5] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(UnreadableFile, match="damaged"):
+        state_of(path)
+
+
+def test_a_file_without_checksums_is_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"model": KEYS, "model_args": tiny.model_args(SPEC)}, tmp_path / "m.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert same(state_of(tmp_path / "m.pt"))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["today's names", "numpy 1"])
+def test_numpy_paths_and_defaultdicts_beside_the_weights(tmp_path, old):
+    beside = {
+        "best": np.float64(1.5), "iter_num": np.int64(3), "flag": np.bool_(True), "out": PurePosixPath("/data/out"),
+        "rng": np.random.RandomState(0).get_state(), "log": collections.defaultdict(list, {"a": [1.0]}),
+        "table": np.arange(6, dtype=">i4").reshape(2, 3),
+    }  # fmt: skip
+    path = tmp_path / "m.pt"
+    torch.save({"model": KEYS, "config": {**tiny.model_args(SPEC), "n_head": np.int64(4)}, **beside}, path)
+    if old:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename: archive.read(info) for info in archive.infolist()}
+        members = {n: b.replace(b"numpy._core.multiarray", b"numpy.core.multiarray") for n, b in members.items()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
+    assert same(state_of(path))
+    settings = open_checkpoint(path).settings
+    assert settings["config"]["n_head"] == 4
+    assert {n: settings[""][n] for n in ("best", "iter_num", "flag", "out")} == {
+        "best": 1.5, "iter_num": 3, "flag": True, "out": "/data/out",
+    }  # fmt: skip
+
+
+def test_weights_that_are_numpy_arrays(tmp_path):
+    torch.save({"model": {n: t.numpy() for n, t in KEYS.items()}}, tmp_path / "m.pt")
+    assert same(state_of(tmp_path / "m.pt"))
+
+
+@pytest.mark.parametrize("state", [(1, (2,), None, False, b"x"), (1, (9, 9), stand_ins.DType("f4"), False, b"1234"), 5])
+def test_an_array_that_is_none_holds_nothing(state):
+    array = stand_ins.Array()
+    array.__setstate__(state)
+    assert array.value is None
+    assert stand_ins.scalar(stand_ins.DType("O8"), b"12345678") is None
+    assert stand_ins.scalar(stand_ins.DType("f8"), b"1234") is None
 
 
 def sharded(folder, *, kind="safetensors", change=None):

@@ -47,9 +47,11 @@ class Recognised:
     def state(self) -> State:
         """The canonical State in the file's dtypes, `(out, in)`; a tied head is left out.
 
-        Raises BadTensors for values that are not finite.
+        Raises BadTensors for values that are not finite, UnreadableFile for bytes that have changed.
         """
         import torch
+
+        self.checkpoint.source.verify()
 
         state: State = {}
         for step in self.steps:

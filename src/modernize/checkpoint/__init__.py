@@ -3,6 +3,7 @@
 base.py              what a checkpoint is: TensorInfo, Source, Checkpoint
 kinds.py             what kind of file it is, by its content, and a sentence for every kind that is no checkpoint
 torch_file.py        files that torch wrote, zip or legacy
+stand_ins.py         what such files may hold beside tensors, as plain values
 safetensors_file.py  safetensors, without importing torch until a tensor is asked for
 hf_folder.py         a Hugging Face directory
 shards.py            weights in several files with an index

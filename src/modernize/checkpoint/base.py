@@ -42,6 +42,9 @@ class Source(Protocol):
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors of the same shape and dtype hold the same values."""
 
+    def verify(self) -> None:
+        """Read everything once and compare it with its checksums, where there are any. Raises UnreadableFile."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:

@@ -80,6 +80,9 @@ class SafetensorsSource:
         a, b = self._kept.get(a, a), self._kept.get(b, b)
         return a == b or self._bytes(a) == self._bytes(b)
 
+    def verify(self) -> None:
+        """There are no checksums; that the header fits the size of the file was checked when it was opened."""
+
     def _bytes(self, name: str) -> bytes:
         start, end = self._offsets[name]
         with self.path.open("rb") as stream:

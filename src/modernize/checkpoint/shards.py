@@ -60,6 +60,11 @@ class ShardedSource:
             return self._sources[a].equal(a, b)
         return bool(np.array_equal(self.array(a), self.array(b)))
 
+    def verify(self) -> None:
+        """Every file once."""
+        for source in {id(source): source for source in self._sources.values()}.values():
+            source.verify()
+
 
 def _source(file: Path) -> Source:
     kind = kind_of(file)

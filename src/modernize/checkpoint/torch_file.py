@@ -2,6 +2,8 @@
 
 import pickle
 import re
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernize.checkpoint.base import TensorInfo
-from modernize.checkpoint.envelope import Root
+from modernize.checkpoint.envelope import DEEPEST, Root
+from modernize.checkpoint.stand_ins import STAND_INS, Array
 from modernize.errors import UnreadableFile, UnsafeFile
 
 if TYPE_CHECKING:
     import torch
 
+_CHUNK = 1 << 20
 _SAVE_AGAIN = (
     "save it again from the program that made it, tensors and plain values only: "
     'torch.save({"model": model.state_dict(), "model_args": {"n_head": ...}}, PATH)'
@@ -33,7 +37,7 @@ class TorchSource:
                 raise UnreadableFile(
                     f"{path}: {name} is a sparse tensor or has no data", hint="save it dense, with its values"
                 )
-        self._tensors = tensors
+        self.path, self._tensors = path, tensors
         self.tensors = {
             name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()
         }
@@ -51,6 +55,22 @@ class TorchSource:
         import torch
 
         return torch.equal(self._tensors[a], self._tensors[b])
+
+    def verify(self) -> None:
+        """By the checksums of a zip file. A checksum of zero was never computed; legacy files have none."""
+        if not zipfile.is_zipfile(self.path):
+            return
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                for member in archive.infolist():
+                    if member.CRC and not member.is_dir():
+                        with archive.open(member) as stream:
+                            while stream.read(_CHUNK):
+                                pass
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+            raise UnreadableFile(
+                f"{self.path} is damaged: {error}", hint="copy or download it again, and compare its size"
+            ) from error
 
 
 def load_torch(path: Path, *, legacy: bool) -> Root:
@@ -76,17 +96,34 @@ def load_torch(path: Path, *, legacy: bool) -> Root:
             f"{path} holds one {type(loaded).__name__}, where a dictionary of tensors was expected",
             hint=_SAVE_AGAIN,
         )
-    return Root(path, loaded, TorchSource)
+    return Root(path, _with_tensors(loaded), TorchSource)
+
+
+def _with_tensors(items: Mapping[Any, Any], depth: int = 0) -> Mapping[Any, Any]:
+    """Numpy's arrays as tensors, wherever weights may lie."""
+    import torch
+
+    def turned(value: object) -> object:
+        if isinstance(value, Array):
+            return None if value.value is None else torch.from_numpy(value.value)
+        if isinstance(value, Mapping) and depth < DEEPEST:
+            return _with_tensors(value, depth + 1)
+        return value
+
+    if not any(isinstance(value, Array | Mapping) for value in items.values()):
+        return items
+    return {key: turned(value) for key, value in items.items()}
 
 
 def _load(path: Path, *, legacy: bool) -> Any:  # noqa: ANN401  (whatever the file holds)
     import torch
 
-    if path.suffix != ".safetensors" and _is_text(str(path)):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=not legacy)
-    # by such names torch would take the file for safetensors, whatever it holds, or find nothing
-    with path.open("rb") as stream:
-        return torch.load(stream, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(STAND_INS):
+        if path.suffix != ".safetensors" and _is_text(str(path)):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=not legacy)
+        # by such names torch would take the file for safetensors, whatever it holds, or find nothing
+        with path.open("rb") as stream:
+            return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 def _is_text(name: str) -> bool:
