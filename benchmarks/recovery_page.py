@@ -33,7 +33,7 @@ old model writes for calibration and which windows the fine-tune draws.
 - the old model, trained on: with cross-entropy, our optimizers and small steps; what more training alone gives.
 
 The learning rate falls to zero at step 200; the last column is a schedule of its own that ends at step 50. The defaults
-of the fine-tune were chosen by losses of seed 0 on the first, the third and the two last of these models.
+of the fine-tune were chosen by losses of seeds 0 and 1 on these models, on a part of their validation text.
 
 What it costs: *own text* is what the old model wrote for calibration, *data* the different tokens of DATA that were
 seen. *Passes* are tokens trained through the whole model, forward and backward, of which a teacher's forward pass is a

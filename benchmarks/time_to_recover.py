@@ -46,7 +46,7 @@ class Found:
 
 
 def search(bench: Bench, way: str, tolerance: float, seeds: Sequence[int]) -> Found | None:
-    """The fewest steps after which the median loss is within the tolerance; None where none of STEPS is enough."""
+    """The fewest steps after which the median loss is within the tolerance, by halving; None where STEPS has none."""
     files, converting, own_text = [], [], 0
     for seed in seeds:
         path = bench.work / f"race-{bench.subject.name}-{way}-{seed}.safetensors"
@@ -62,20 +62,27 @@ def search(bench: Bench, way: str, tolerance: float, seeds: Sequence[int]) -> Fo
         converting.append(time.perf_counter() - began)
         files.append(path)
         own_text = report.calibration.tokens if report.calibration else 0
-    for steps in STEPS:
+    enough: Found | None = None
+    low, high = 0, len(STEPS)  # fewer than STEPS[low] are too few, STEPS[high] are enough
+    while low < high:
+        middle = (low + high) // 2
+        steps = STEPS[middle]
         runs = [train(bench, path, way, steps, seed) for path, seed in zip(files, seeds, strict=True)]
         above = tuple(loss - bench.old_loss for loss, _ in runs)
         print(bench.subject.name, way, steps, *(f"{loss:+.4f}" for loss in above), flush=True)
-        if median(above) <= tolerance:
-            return Found(
-                steps=steps,
-                tokens=steps * bench.batch * bench.spec.block_size,
-                own_text=own_text,
-                above=above,
-                converting=tuple(converting),
-                training=tuple(seconds for _, seconds in runs),
-            )
-    return None
+        if median(above) > tolerance:
+            low = middle + 1
+            continue
+        high = middle
+        enough = Found(
+            steps=steps,
+            tokens=steps * bench.batch * bench.spec.block_size,
+            own_text=own_text,
+            above=above,
+            converting=tuple(converting),
+            training=tuple(seconds for _, seconds in runs),
+        )
+    return enough
 
 
 def train(bench: Bench, path: Path, way: str, steps: int, seed: int) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """README and CI say what the program does: commands are run, tables are made again."""
 
+import importlib
 import json
 import re
 import shlex
@@ -35,6 +36,13 @@ def test_the_dialects_are_all_there():
 def test_the_version_stands_in_one_place():
     assert f"## {modernize.__version__}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert modernize.__version__ not in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_the_page_of_checkpoints_is_that_of_the_tables(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    module = importlib.import_module("generate")
+    assert (ROOT / "docs" / "checkpoints.md").read_text("utf-8") == module.page()
+    assert all(f"### {d.name}\n" in module.page() for d in DIALECTS)
 
 
 def test_tested_versions_are_within_the_ranges():

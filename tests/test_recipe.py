@@ -35,6 +35,12 @@ def test_near_steps_are_smaller_in_wide_models_and_larger_with_large_batches():
     assert recipe(width=2048, loss=3.4).lr == recipe(loss=3.4).lr
 
 
+def test_few_steps_are_smaller():
+    assert recipe(steps=200).lr == recipe(steps=50).lr
+    assert recipe(steps=2).lr == pytest.approx(recipe(steps=50).lr / 5)
+    assert recipe(steps=2, loss=3.4).lr == recipe(steps=50, loss=3.4).lr
+
+
 def test_data_that_is_seen_often_is_trusted_less():
     drawn = 50 * 16 * 128
     assert recipe(tokens=drawn // 2).distill == DISTILL

@@ -224,3 +224,32 @@ def test_empty_tables_are_refused(tmp_path, name):
 def test_a_stray_layer_number_does_not_make_a_giant(tmp_path):
     with pytest.raises(UnknownLayout, match=r"nearest to nanogpt, but it has transformer\.h\.999999\.ln_1\.weight"):
         recognise(save(tmp_path / "m.pt", keys() | {"transformer.h.999999.ln_1.weight": torch.ones(32)}))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["lstm.weight_ih_l0", "lstm.weight_hh_l0", "embedding.weight"], "recurrent"),
+        (["rnn.weight_ih_l0_reverse"], "recurrent"),
+        (["bert.embeddings.token_type_embeddings.weight", "bert.embeddings.word_embeddings.weight"], "BERT"),
+        (["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"], "T5"),
+        (["gpt_neox.layers.0.attention.query_key_value.weight"], "interleaved"),
+        (["model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight"], "gated MLP"),
+        (["transformer.wte.weight", "transformer.h.0.attn.rotary_emb.inv_freq"], "rotary positions"),
+        (["tok_emb.weight", "blocks.0.attn.wq.weight", "blocks.0.norm1.weight"], "RMSNorm"),
+        (["embedding.weight", "pos_encoder.pe", "layers.0.norm1.weight", "layers.0.norm1.bias"], "sinusoidal"),
+        (["model.layers.0.mlp.up_proj.qweight"], "quantized"),
+        (["decoder.layers.0.multihead_attn.in_proj_weight"], "cross-attention"),
+    ],
+)
+def test_a_model_of_another_kind_is_told_what_it_is(tmp_path, names, said):
+    torch.save({name: torch.ones(8, 4) for name in names}, tmp_path / "m.pt")
+    with pytest.raises(UnknownLayout, match=said) as found:
+        recognise(open_checkpoint(tmp_path / "m.pt"))
+    assert any(name.removeprefix("model.") in str(found.value) for name in names)
+
+
+def test_a_bigram_model_is_told_that_it_is_one(tmp_path):
+    torch.save({"token_embedding_table.weight": torch.ones(65, 65)}, tmp_path / "m.pt")
+    with pytest.raises(UnknownLayout, match="bigram"):
+        recognise(open_checkpoint(tmp_path / "m.pt"))

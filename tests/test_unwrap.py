@@ -113,6 +113,25 @@ def test_averaged_weights_by_their_names(tmp_path):
         open_checkpoint(saved(tmp_path / "n.pt", keys()), weights="ema")
 
 
+def test_averaged_weights_that_are_no_model(tmp_path):
+    path = saved(tmp_path / "m.pt", keys() | {"ema_model.decay": torch.tensor(0.9)})
+    assert same(state_of(path))
+    with pytest.raises(AmbiguousInput, match="no whole model"):
+        state_of(path, weights="ema")
+
+
+def test_a_part_called_ema_inside_a_model_is_no_averaged_weight(tmp_path):
+    with pytest.raises(UnknownLayout, match=r"h\.0\.attn\.ema\.alpha"):
+        state_of(saved(tmp_path / "m.pt", keys() | {"transformer.h.0.attn.ema.alpha": torch.ones(32)}))
+
+
+def test_a_dictionary_that_holds_itself_ends(tmp_path):
+    plain = {"args": {"n_head": 4}}
+    plain["model"] = plain
+    with pytest.raises(UnreadableFile, match="no weights"):
+        open_checkpoint(saved(tmp_path / "m.pt", plain))
+
+
 def test_two_models_in_one_file(tmp_path):
     both = keys(prefix="generator.") | keys(seed=1, prefix="critic.")
     with pytest.raises(AmbiguousInput, match=r"critic\., generator\."):

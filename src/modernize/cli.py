@@ -69,6 +69,12 @@ def inspect(
     init: Annotated[Init, typer.Option("--init", help="Tell the fates for this conversion.")] = "retrofit",
     bias: BiasOption = "drop",
     tie: TieOption = "auto",
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="DATA", help="Settle by its loss what the file doesn't say."),
+    ] = None,
+    tokenizer: TokenizerOption = None,
+    data_dtype: DataDTypeOption = "uint16",
     facts: "Facts",
     weights: Weights,
     out: "Output",
@@ -78,7 +84,18 @@ def inspect(
     from modernize.rewrite.plan import Plan
     from modernize.show import show_inspection
 
-    found = look(checkpoint, facts=facts, weights=weights, plan=Plan(init=init, bias=bias), tie=tie)
+    with out.stages() as progress:
+        found = look(
+            checkpoint,
+            facts=facts,
+            weights=weights,
+            plan=Plan(init=init, bias=bias),
+            tie=tie,
+            data=data,
+            tokenizer=tokenizer,
+            data_dtype=data_dtype,
+            progress=progress,
+        )
     out.warnings(found.warnings)
     out.answer(found.to_json(), lambda o: show_inspection(o, found))
 

@@ -74,9 +74,27 @@ def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
     if found.asked:
         raise MissingFact(
             f"{checkpoint.path}: {'; '.join(found.asked.values())}",
-            hint=f"pass {' and '.join(found.asked)}, as in the program that trained it",
+            hint=f"pass {' and '.join(found.asked)}, as in the program that trained it; with DATA that it knows, "
+            "`modernize inspect --data` finds them out",
         )
     return found
+
+
+def open_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> tuple[str, ...]:
+    """Names of the facts that neither the user nor the file says, and that its dialects' programs don't settle."""
+    names = [
+        name
+        for name in ("activation", "attn_scale", "norm")
+        if getattr(said, name) is None and look_up(checkpoint.settings, name)[0] is None and _in_doubt(covers, name)
+    ]
+    heads = covers[0].n_head or said.n_head or whole_number(look_up(checkpoint.settings, "n_head")[0])
+    return (*names, *(() if heads else ("n_head",)))
+
+
+def _in_doubt(covers: Sequence[Cover], name: AssumedField) -> bool:
+    assumptions = [a for c in covers for a in c.dialect.assumptions if a.field == name]
+    sure = len({a.value for a in assumptions}) == 1 and not any(a.doubt for a in assumptions)
+    return not sure and not _is_certain(covers, name)
 
 
 def _is_certain(covers: Sequence[Cover], name: AssumedField) -> bool:

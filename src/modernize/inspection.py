@@ -2,21 +2,29 @@
 recognition does not need, and no torch for a safetensors file.
 """
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modernize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from modernize.choices import Fate, Tie, Weights
+from modernize.choices import DataDType, Fate, Tie, Weights
 from modernize.dialects import Step
+from modernize.errors import UnknownLayout
+from modernize.progress import Stages, unseen
 from modernize.recognise import Facts, Recognised, recognise
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.tie import settle_tie
 from modernize.spec import GPTSpec, ModernConfig, layerless
 from modernize.stored import Stored, stored_in
 
+if TYPE_CHECKING:
+    from modernize.trial import Trial
+
 OLD_ARCHITECTURE = "gpt-layernorm-learned"
 NEW_ARCHITECTURE = "gpt-rmsnorm-rope"
+CLEARLY = 0.05  # nats by which norms in another place have to be better, so that a model is refused for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +64,7 @@ class Inspection:
     tensors: tuple[TensorFate, ...]
     warnings: tuple[str, ...]
     source: Stored | None  # for a file that modernize wrote: where it came from
+    trials: "tuple[Trial, ...]" = ()  # with DATA: the loss under each possible reading, the lowest first
 
     def config_json(self) -> dict[str, Any]:
         """The facts of the model, by the field's names."""
@@ -85,6 +94,7 @@ class Inspection:
                 for t in self.tensors
             ],
             "warnings": list(self.warnings),
+            **({"trials": [trial.to_json() for trial in self.trials]} if self.trials else {}),
         }
 
 
@@ -95,15 +105,26 @@ def inspect(
     weights: Weights = "model",
     plan: Plan | None = None,
     tie: Tie = "auto",
+    data: str | Path | None = None,
+    tokenizer: str | None = None,
+    data_dtype: DataDType = "uint16",
+    progress: Stages = unseen,
 ) -> Inspection:
     """Say what a checkpoint is and what `convert` with this plan (by default its own) would do to it.
 
-    Raises InputRefused for what cannot be read or recognised; see `open_checkpoint` and `recognise`.
+    With DATA, what neither the file nor `facts` say is tried, and the reading with the lowest loss is taken.
+
+    Raises InputRefused for what cannot be read or recognised, or predicts best as a post-norm model; see
+    `open_checkpoint`, `recognise` and `load_corpus`.
     """
     checkpoint = open_checkpoint(path, weights=weights)
     stored = stored_in(checkpoint)
     if stored:
         return _modern(checkpoint, stored)
+    facts = facts or Facts()
+    trials: tuple[Trial, ...] = ()
+    if data is not None:
+        facts, trials = _tried(checkpoint, facts, data, tokenizer=tokenizer, data_dtype=data_dtype, progress=progress)
     found = recognise(checkpoint, facts)
     plan, tied = settle_tie(found, plan or Plan(), tie)
     return Inspection(
@@ -115,9 +136,54 @@ def inspect(
         config=found.spec,
         parameters=Parameters(before=found.spec.parameters(), after=plan.config(found.spec).parameters()),
         tensors=fates_of(found, plan),
-        warnings=(*found.warnings, *tied),
+        warnings=(*found.warnings, *tied, *_doubts(trials, found.spec.vocab_size)),
         source=None,
+        trials=trials,
     )
+
+
+def _tried(
+    checkpoint: Checkpoint,
+    said: Facts,
+    data: str | Path,
+    *,
+    tokenizer: str | None,
+    data_dtype: DataDType,
+    progress: Stages,
+) -> "tuple[Facts, tuple[Trial, ...]]":
+    """The facts of the best reading, and all of them. Raises UnknownLayout where that is of a post-norm model."""
+    from modernize.data import load_corpus
+    from modernize.tokenizer import find_tokenizer
+    from modernize.trial import first_reading, settled, try_readings
+
+    first, _ = first_reading(checkpoint, said)
+    size = first.spec.vocab_size
+    corpus = load_corpus(
+        data,
+        tokenizer=lambda: find_tokenizer(
+            tokenizer, vocabulary=checkpoint.vocabulary, beside=checkpoint.path, vocab_size=size
+        ),
+        vocab_size=size,
+        dtype=data_dtype,
+        progress=progress,
+    )
+    trials = try_readings(checkpoint, said, corpus, progress=partial(progress, "trying"))
+    before = [trial for trial in trials if trial.facts.get("norm") != "post"]
+    behind = [trial for trial in trials if trial.facts.get("norm") == "post"]
+    if behind and behind[0].loss < min(before[0].loss - CLEARLY, math.log(size)):
+        raise UnknownLayout(
+            f"{checkpoint.path} is a post-norm model: on {corpus.name} its loss is {behind[0].loss:.4f} with norms "
+            f"behind attention and MLP, and {before[0].loss:.4f} with norms before",
+            hint="only pre-norm models can be converted",
+        )
+    return settled(said, before), trials
+
+
+def _doubts(trials: "tuple[Trial, ...]", vocab_size: int) -> tuple[str, ...]:
+    """A warning where no reading predicts better than chance."""
+    if not trials or trials[0].loss < math.log(vocab_size):
+        return ()
+    return ("under no reading does it predict DATA better than chance, so check that DATA is text that it knows",)
 
 
 def _modern(checkpoint: Checkpoint, stored: Stored) -> Inspection:

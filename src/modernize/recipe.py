@@ -16,6 +16,7 @@ FAR_LR: dict[OptimizerName, float] = {"auto": 4e-3, "muon": 4e-3, "adamw": 2e-3}
 ALONE_LR = 7e-4  # where the old model teaches nothing: that costs steps, the other would cost the model
 NEAR_WIDTH = 512  # of the widest model that NEAR_LR was tried on, at NEAR_TOKENS a step
 NEAR_TOKENS = 2048
+NEAR_STEPS = 50
 DISTILL = 0.5
 DISTILL_OFTEN = 0.8  # where DATA is seen so often that it would be learned by heart
 OFTEN = 2.0
@@ -46,11 +47,13 @@ def choose_recipe(settings: Settings, *, loss: float, old: float | None, width: 
     lr = FAR_LR[settings.optimizer]
     if near:
         peak = NEAR_LR[settings.optimizer] if distill else ALONE_LR
-        lr = peak * near_factor(width, step)
+        lr = peak * near_factor(width, step, settings.steps)
     return Recipe(lr=settings.lr or lr, distill=distill, match=near and distill > 0)
 
 
-def near_factor(width: int, step_tokens: int) -> float:
-    """How the peak near the old model changes: with the root of the batch as far as was tried, less in wider models."""
+def near_factor(width: int, step_tokens: int, steps: int) -> float:
+    """How the peak near the old model changes: with the root of the batch as far as was tried, less in wider models,
+    and with the root of the steps where they are few, which large ones would waste on coming back.
+    """
     batch = min(max(math.sqrt(step_tokens / NEAR_TOKENS), 0.5), 2.0)
-    return batch * min(1.0, math.sqrt(NEAR_WIDTH / width))
+    return batch * min(1.0, math.sqrt(NEAR_WIDTH / width)) * min(1.0, math.sqrt(steps / NEAR_STEPS))

@@ -18,7 +18,8 @@ from modernize.errors import BadTensors, UnknownLayout, UsageError
 from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, dialects_by_model_type, find_facts
 from modernize.spec import FLOATS, LINEARS, NORMS, GPTSpec, Shape, State, layerless, names_of
 from modernize.stored import METADATA_KEY
-from modernize.unwrap import unwrap
+from modernize.strangers import stranger
+from modernize.unwrap import Unwrapped, unwrap
 
 __all__ = ["Facts", "Recognised", "recognise"]
 
@@ -81,15 +82,8 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
         UsageError: a fact that is no such thing.
     """
     said = said or Facts()
-    if METADATA_KEY in checkpoint.metadata:
-        raise UnknownLayout(
-            f"{checkpoint.path} is already converted: it is a modern model that modernize wrote",
-            hint="use it as it is: `modernize finetune`, `eval` and `sample` take it",
-        )
-    _check_tensors(checkpoint)
-    unwrapped = unwrap(checkpoint)
+    unwrapped, covers = _covered(checkpoint, said)
     checkpoint = unwrapped.checkpoint
-    covers = _narrowed(checkpoint, _fitting(checkpoint, unwrapped.own(), said), said)
     found = find_facts(checkpoint, covers, said)
     best = covers[0]
     shapes = _canonical_shapes(checkpoint, best)
@@ -105,6 +99,23 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
         steps=(*best.steps, *unwrapped.steps()),
         warnings=(*checkpoint.warnings, *found.warnings, *warnings),
     )
+
+
+def covers_of(checkpoint: Checkpoint, said: Facts) -> tuple[Checkpoint, list[Cover]]:
+    """A checkpoint under the model's own names, and the dialects that it may be of. Raises what `recognise` raises."""
+    unwrapped, covers = _covered(checkpoint, said)
+    return unwrapped.checkpoint, covers
+
+
+def _covered(checkpoint: Checkpoint, said: Facts) -> tuple[Unwrapped, list[Cover]]:
+    if METADATA_KEY in checkpoint.metadata:
+        raise UnknownLayout(
+            f"{checkpoint.path} is already converted: it is a modern model that modernize wrote",
+            hint="use it as it is: `modernize finetune`, `eval` and `sample` take it",
+        )
+    _check_tensors(checkpoint)
+    unwrapped = unwrap(checkpoint)
+    return unwrapped, _narrowed(unwrapped.checkpoint, _fitting(unwrapped.checkpoint, unwrapped.own(), said), said)
 
 
 def _fitting(checkpoint: Checkpoint, own: list[str], said: Facts) -> list[Cover]:
@@ -280,6 +291,9 @@ def _unknown(checkpoint: Checkpoint, nearest: Cover) -> UnknownLayout:
     names = list(checkpoint.tensors)
     if not names:
         return UnknownLayout(f"{checkpoint.path} holds no tensors", hint="give the file that holds the weights")
+    said, hint = stranger(checkpoint.tensors)
+    if said:
+        return UnknownLayout(f"{checkpoint.path} {said}", hint=hint)
     if len(nearest.unknown) == len(names):
         return UnknownLayout(
             f"{checkpoint.path} is of no known dialect: it holds {_listed(names)}",

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from modernize.inspection import Inspection, Parameters, TensorFate
     from modernize.measure import Comparison, Evaluation
     from modernize.rewrite.halves import BlockReport
+    from modernize.trial import Trial
     from modernize.tune import Tuned, TuneEvent
 
+SHOWN_TRIALS = 12
 SMOOTH = 0.9  # of a smoothed loss, what is left of it after a step
 
 
@@ -40,6 +42,8 @@ def show_inspection(out: Output, found: "Inspection") -> None:
         out.line(f"source sha256 {source.sha256}")
         for run in source.history:
             out.line(f"fine-tuned {run.get('steps')} steps on {run.get('tokens')} tokens")
+    if found.trials:
+        _show_trials(out, found.trials)
     out.line("")
     out.table(("tensor", "shape", "dtype", "fate", "becomes"), _fate_rows(found.tensors))
     out.line("")
@@ -53,6 +57,18 @@ def show_inspection(out: Output, found: "Inspection") -> None:
             f"per token: {number(saved)} additions fewer (means, centring, shifts, biases, positions), "
             f"{number(added)} operations more to turn queries and keys"
         )
+
+
+def _show_trials(out: Output, trials: "Sequence[Trial]") -> None:
+    """The best readings, and the options that say the first of them."""
+    names = list(trials[0].facts)
+    out.line("\nloss under each reading, the lowest first")
+    rows = [(*(str(trial.facts[name]) for name in names), f"{trial.loss:.4f}") for trial in trials[:SHOWN_TRIALS]]
+    out.table((*names, "loss"), rows, right=(len(names),))
+    if len(trials) > SHOWN_TRIALS:
+        out.line(f"and {len(trials) - SHOWN_TRIALS} more")
+    said = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in trials[0].facts.items())
+    out.line(f"the first fits best: {said}")
 
 
 def _fate_rows(tensors: "Sequence[TensorFate]") -> list[tuple[str, ...]]:

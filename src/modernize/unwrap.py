@@ -110,6 +110,10 @@ def _chosen(checkpoint: Checkpoint, prefixes: list[str]) -> str:
     """One of several sets of weights: the averaged ones where they are asked for, else the others."""
     averaged = [prefix for prefix in prefixes if is_averaged(prefix)]
     wanted = averaged if checkpoint.weights == "ema" and averaged else [p for p in prefixes if p not in averaged]
+    if checkpoint.weights == "ema" and not averaged and any(map(is_averaged, checkpoint.tensors)):
+        raise AmbiguousInput(
+            f"{checkpoint.path} has averaged weights that are no whole model", hint="leave --weights out"
+        )
     if len(wanted) == 1:
         return wanted[0]
     if not wanted:  # nothing but averaged weights

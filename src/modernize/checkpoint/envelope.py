@@ -28,7 +28,7 @@ WRAPPERS: dict[Weights, tuple[str, ...]] = {
 }
 _WORDS = (*WRAPPERS["model"], "shadow")  # inside one of these
 DEEPEST = 3
-_AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|averaged?)(?:[._]|$)")
+_AVERAGED = re.compile(r"(?:^|_)(?:ema|swa|averaged?)(?:_|$)")
 # keys beside the weights that hold facts, most telling first
 SETTINGS = (
     "config.json",
@@ -91,7 +91,9 @@ class Root:
         """What is no dictionary of tensors, beside the weights and beside what holds them; outer things count."""
         notes: dict[str, Any] = {}
         inside: Any = self.items
-        while isinstance(inside, Mapping):
+        for _ in range(DEEPEST + 1):
+            if not isinstance(inside, Mapping):
+                break
             own = {str(k): v for k, v in inside.items() if not _tensors_in(v) and not hasattr(v, "shape")}
             notes = own | notes
             inside = next((inside[key] for key in _WORDS if isinstance(inside.get(key), Mapping)), None)
@@ -108,8 +110,8 @@ class Root:
 
 
 def is_averaged(name: str) -> bool:
-    """Whether a name says that it belongs to averaged weights."""
-    return bool(_AVERAGED.search(name))
+    """Whether what stands in front of a name, or a prefix, says that it belongs to averaged weights."""
+    return bool(_AVERAGED.search(name.split(".", maxsplit=1)[0]))
 
 
 def _sets(items: Mapping[Any, Any], words: tuple[str, ...], depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,9 +6,22 @@ from typing import Any
 from modernize.choices import Activation
 
 ALIASES: dict[str, tuple[str, ...]] = {
-    "n_layer": ("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
-    "n_head": ("n_head", "n_heads", "num_heads", "num_attention_heads"),
-    "n_embd": ("n_embd", "n_embed", "d_model", "dim_embedding", "emb_size", "emb_dim", "hidden_size"),
+    "n_layer": ("n_layer", "n_layers", "num_layers", "num_hidden_layers", "n_blocks", "num_blocks"),
+    "n_head": ("n_head", "n_heads", "num_heads", "num_attention_heads", "nhead", "n_attn_heads"),
+    "n_embd": (
+        "n_embd",
+        "n_embed",
+        "n_emb",
+        "d_model",
+        "d_embed",
+        "dim_embedding",
+        "embedding_dim",
+        "emb_size",
+        "emb_dim",
+        "embed_dim",
+        "embed_size",
+        "hidden_size",
+    ),
     "block_size": (
         "block_size",
         "context_length",
@@ -17,12 +30,19 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "n_positions",
         "max_position_embeddings",
         "ctx",
+        "n_ctx",
+        "seq_len",
+        "sequence_length",
+        "context_size",
+        "context_len",
+        "max_len",
+        "max_seq_length",
     ),
     "vocab_size": ("vocab_size",),
-    "activation": ("activation", "activation_function", "hidden_act"),
+    "activation": ("activation", "activation_function", "hidden_act", "act_fn"),
     "norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
     "attn_scale": ("attn_scale",),
-    "norm": ("norm_first", "pre_norm", "prenorm", "pre_ln", "norm"),
+    "norm": ("norm_first", "pre_norm", "prenorm", "pre_ln"),
 }
 
 ACTIVATION_NAMES: dict[str, Activation] = {

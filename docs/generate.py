@@ -1,0 +1,106 @@
+"""Write docs/checkpoints.md from the tables that the program itself uses.
+
+python docs/generate.py
+"""
+
+from pathlib import Path
+
+from modernize.checkpoint.envelope import SETTINGS, WRAPPERS
+from modernize.dialects import DIALECTS, Dialect
+from modernize.dialects.setting_names import ACTIVATION_NAMES, ALIASES
+
+HEAD = """\
+# Old checkpoints that can be read
+
+Written by `python docs/generate.py` from the tables in [`src/modernize/dialects/`](../src/modernize/dialects/); a test
+says so. `modernize inspect FILE` tells what a file is and what would become of it, and `modernize dialects` lists these
+tables.
+
+## Files
+
+A `.pt`, `.pth`, `.bin`, `.ckpt` or `.pkl` file that torch wrote, as a zip or in its older format; a `.safetensors` file;
+or a Hugging Face folder with `config.json` and its weights, whole or in shards with an index. What a file is, its content
+says, not its name. Of a folder with several, the first of `model.safetensors`, its index, `pytorch_model.bin`, its index is
+read. No code of a file is ever run.
+
+In a torch file the weights are looked for under {model}, also one in another, or as the file itself; with
+`--weights ema` under {ema}, or under names that say so. What stands in front of all names (`model.`, `net.`, `gpt.`, …) is
+taken off, `_orig_mod.` and `module.` wherever they stand. Metrics and losses beside the model are listed as ignored.
+Anything else that no table knows is refused by name.
+
+## Facts
+
+What names and shapes can't tell is read from {settings} in the file, under any of these names, most telling first:
+
+| fact | names |
+| --- | --- |
+{facts}
+
+Activations: {activations}. What nothing says is assumed where the table below says what its programs do, with a warning
+where they differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits.
+
+## Dialects
+
+A file is of a dialect when every one of its tensors is claimed by a row and every row that isn't optional claims one. In
+names, `{{i}}` is the layer, `{{j}}` the head, `{{p}}` `weight` or `bias`, `[…]` may be absent, and `{{a|b}}` is one of these.
+Where several dialects fit, settings and options decide; those called course-* stand back where another fits.
+"""
+
+TAIL = """
+## What can't be converted
+
+Post-norm models (the norm stands in the stream, so it can't be moved into a matrix); models without positions, with
+sinusoidal ones, or with RoPE and RMSNorm already; gated MLPs; models with parts that no row knows; LSTMs, bigram models and
+encoders; quantized weights; TensorFlow, GGUF, llm.c, ONNX, TorchScript and distributed checkpoints. Each is told what it is
+and what to do.
+
+## To add a dialect
+
+1. A file `src/modernize/dialects/NAME.py` of at most 60 lines: rows, and what its programs are known to do. A row is
+   `keep`, `transpose`, `split3`, `transpose_split3`, `stack_heads`, `stack_heads_alone`, `squeeze`, `drop`, or a `Rule` with
+   an op of `ops.py`; its targets are the canonical names (`h.{i}.attn.q.{p}`, …).
+2. One entry in `DIALECTS` in `src/modernize/dialects/__init__.py`.
+3. `python docs/generate.py`.
+
+The tests make a tiny checkpoint from every table, read it back, take keys away and put some in, and hold rows and files to
+their form. A layout that stores tensors in another way wants a forward pass in `tests/test_layouts.py` as well.
+`torch_encoder.py` is the last one that was added so.
+"""
+
+
+def section(dialect: Dialect) -> str:
+    """One dialect: what is assumed, and its rows."""
+    lines = [f"### {dialect.name}\n", f"{dialect.title}.\n"]
+    if dialect.model_types:
+        must = "".join(f", {name} {value}" for name, value in dialect.must_be)
+        lines.append(f"With a `config.json`: model_type {', '.join(dialect.model_types)}{must}.\n")
+    if dialect.assumptions:
+        said = [f"{a.field} {a.value}" + (f" ({a.doubt})" if a.doubt else "") for a in dialect.assumptions]
+        lines.append(f"Assumed where nothing says it: {'; '.join(said)}.\n")
+    lines += ["| name in the file | becomes | how |", "| --- | --- | --- |"]
+    for rule in dialect.rules:
+        name = rule.source.replace("|", "\\|")
+        becomes = ", ".join(f"`{target}`" for target in rule.targets) or "nothing"
+        how = rule.op.name + (", may be absent" if rule.optional and rule.targets else "")
+        lines.append(f"| `{name}` | {becomes} | {how} |")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The whole page."""
+
+    def words(names: tuple[str, ...]) -> str:
+        return ", ".join(f"`{name}`" for name in names)
+
+    head = HEAD.format(
+        model=words(WRAPPERS["model"]),
+        ema=words(WRAPPERS["ema"]),
+        settings=words(SETTINGS),
+        facts="\n".join(f"| {fact} | {words(names)} |" for fact, names in ALIASES.items()),
+        activations=", ".join(f"`{name}` is {activation}" for name, activation in ACTIVATION_NAMES.items()),
+    )
+    return "\n".join([head, *map(section, DIALECTS)]) + TAIL
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "checkpoints.md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,58 @@
+"""Models that are no old GPT, by a name in them, and what to tell who brings one."""
+
+import re
+from collections.abc import Mapping
+
+from modernize.checkpoint import TensorInfo
+
+_MODERN = "there is nothing to convert; runtimes take such a model as it is"
+_OTHER = "only GPTs with LayerNorm and learned positions can be converted; `modernize dialects` lists them"
+
+# the first that matches one of the names counts
+STRANGERS: tuple[tuple[str, str, str], ...] = (
+    (
+        r".*\.(?:SCB|qweight|qzeros|absmax|quant_state.*|weight_scale)",
+        "holds quantized weights",
+        "quantized weights cannot be converted; use the checkpoint that they were made from",
+    ),
+    (
+        r".*\bquery_key_value\.(?:weight|bias)",
+        "is in the layout of Megatron or GPT-NeoX, where query, key and value are interleaved head by head",
+        "bring it into Hugging Face's GPT-2 layout first, with Megatron's own converter",
+    ),
+    (r"(?:.*\.)?weight_ih_l\d+.*", "is a recurrent network (LSTM, GRU or RNN)", _OTHER),
+    (r"(?:.*\.)?token_type_embeddings\.weight", "is BERT or another encoder", _OTHER),
+    (r"(?:.*\.)?relative_attention_bias\.weight", "is T5, whose positions are relative", _OTHER),
+    (r"(?:.*\.)?(?:encoder_attn|crossattention|cross_attn|multihead_attn)\..*", "has cross-attention", _OTHER),
+    (r"(?:.*\.)?(?:rotary_emb|rotary|rope)\..*|(?:.*\.)?freqs_cis", "has rotary positions (RoPE) already", _MODERN),
+    (
+        r"(?:.*\.)?(?:gate_proj|gate_up_proj|feed_forward\.w3|mlp\.w3)\.weight",
+        "has a gated MLP (SwiGLU) as Llama has: it is of today's kind already",
+        _MODERN,
+    ),
+    (
+        r"(?:.*\.)?(?:pos_encoder|pos_encoding|positional_encoding|position_encoding|pe)(?:\.pe)?",
+        "has sinusoidal positions, which are computed and not learned",
+        _OTHER,
+    ),
+)
+_RULES = tuple((re.compile(pattern), said, hint) for pattern, said, hint in STRANGERS)
+
+
+def stranger(tensors: Mapping[str, TensorInfo]) -> tuple[str, str]:
+    """What is said of a model with these tensors, and the hint; nothing where no rule knows it."""
+    for pattern, said, hint in _RULES:
+        for name in tensors:
+            if pattern.fullmatch(name):
+                return f"{said}: it holds {name}", hint
+    if len(tensors) == 1 and re.fullmatch(r".*(?:token_embedding_table|bigram|lookup).*", next(iter(tensors))):
+        return f"is a bigram model: it holds {next(iter(tensors))} and nothing else", _OTHER
+    norms = [name for name in tensors if re.search(r"norm|ln_?\d", name)]
+    shifted = any(name.endswith(("bias", "shift", "beta", ".b")) for name in norms)
+    if norms and not shifted and not _has_positions(tensors):
+        return f"has norms without shifts and no table of positions, as RMSNorm and RoPE: it holds {norms[0]}", _MODERN
+    return "", ""
+
+
+def _has_positions(tensors: Mapping[str, TensorInfo]) -> bool:
+    return any(re.search(r"wpe|pos", name) for name in tensors)
