@@ -259,6 +259,15 @@ def train(interrupts):
     assert list(interrupts.until_trained(iter([started]))) == [started]
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also where the tests run in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_leaves_at_once(monkeypatch):
     """The first is noted, the second goes where it would have gone; under torchrun it is the same one again.
 
