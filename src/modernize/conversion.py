@@ -18,7 +18,7 @@ from modernize.calibration import (
 from modernize.calibration import calibrate as run_calibration
 from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import Bias, DataDType, DeviceName, DTypeName, Effort, Init, Tie, Weights
-from modernize.data import SELF, Corpus, data_files, load_corpus
+from modernize.data import SELF, Corpus, data_files, load_corpus_for
 from modernize.devices import device_for_fits
 from modernize.errors import BadData, check_choice
 from modernize.inspection import Parameters, fates_of
@@ -190,13 +190,12 @@ def _text(
     if isinstance(calibrate, str) and calibrate == SELF:
         return text_from_self(model, seed=seed, progress=progress)
     if not isinstance(calibrate, Corpus):
-        size, path = found.spec.vocab_size, found.checkpoint.path
-        calibrate = load_corpus(
+        calibrate = load_corpus_for(
             calibrate,
-            tokenizer=lambda: find_tokenizer(
-                tokenizer, vocabulary=found.checkpoint.vocabulary, beside=path, vocab_size=size
-            ),
-            vocab_size=size,
+            beside=found.checkpoint.path,
+            vocabulary=found.checkpoint.vocabulary,
+            vocab_size=found.spec.vocab_size,
+            tokenizer=tokenizer,
             dtype=data_dtype,
             progress=progress,
         )

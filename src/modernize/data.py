@@ -6,7 +6,7 @@ padded place is neither read nor predicted.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from modernize.choices import DataDType, Split
 from modernize.errors import BadData, check_choice
 from modernize.progress import Stages, unseen
 from modernize.text import encode_file
-from modernize.tokenizer import Tokenizer
+from modernize.tokenizer import Tokenizer, find_tokenizer
 
 Ids = NDArray[Any]  # (n,) or, one sequence a row, (n, T + 1)
 PYDOC = "pydoc"
@@ -91,6 +91,29 @@ def load_corpus(
         _check_ids(ids, vocab_size, str(path))
         return Corpus(name=str(path), train=ids[:0], val=ids)
     return _split(str(path), ids, vocab_size)
+
+
+def load_corpus_for(
+    data: str | Path,
+    *,
+    beside: Path,
+    vocabulary: Mapping[str, int],
+    vocab_size: int,
+    tokenizer: str | None,
+    dtype: DataDType,
+    progress: Stages = unseen,
+) -> Corpus:
+    """Read DATA for a checkpoint: with the tokenizer that the user names, or that is in the file or beside it.
+
+    Raises what `load_corpus` raises.
+    """
+    return load_corpus(
+        data,
+        tokenizer=lambda: find_tokenizer(tokenizer, vocabulary=vocabulary, beside=beside, vocab_size=vocab_size),
+        vocab_size=vocab_size,
+        dtype=dtype,
+        progress=progress,
+    )
 
 
 def data_files(data: str | Path) -> tuple[Path, ...]:

@@ -18,7 +18,7 @@ from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
 from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
 
 ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps", "norm")
-_CHOICES = {"activation": ACTIVATIONS, "attn_scale": ATTN_SCALES, "norm": ("pre", "post")}
+CHOICES = {"activation": ACTIVATIONS, "attn_scale": ATTN_SCALES, "norm": ("pre", "post")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _assume(covers: Sequence[Cover], name: AssumedField, found: Findings) -> Non
     option = f"--{name.replace('_', '-')}"
     if not readings:
         if name != "norm" or covers[0].dialect.asks_norm:
-            found.asked[f"{option} {'|'.join(_CHOICES[name])}"] = f"nothing says which {name} it has"
+            found.asked[f"{option} {'|'.join(CHOICES[name])}"] = f"nothing says which {name} it has"
         return
     if len(readings) > 1:
         listed = " and ".join(f"{dialect.name} ({name} {value})" for value, (dialect, _) in readings.items())
@@ -131,9 +131,9 @@ def _understood(checkpoint: Checkpoint, name: AssumedField, setting: object, whe
         return float(setting)
     if name == "norm" and isinstance(setting, bool):
         return "pre" if setting else "post"
-    if name == "norm" and setting in _CHOICES[name]:
+    if name == "norm" and setting in CHOICES[name]:
         return setting
-    known = _CHOICES.get(name, ("a small positive number",))
+    known = CHOICES.get(name, ("a small positive number",))
     raise UnknownLayout(
         f"{checkpoint.path}: {where} is {setting!r}, and {name} can only be {', '.join(known)}",
         hint=f"if the file is wrong about it, pass --{name.replace('_', '-')}",

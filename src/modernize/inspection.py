@@ -152,22 +152,21 @@ def _tried(
     progress: Stages,
 ) -> "tuple[Facts, tuple[Trial, ...]]":
     """The facts of the best reading, and all of them. Raises UnknownLayout where that is of a post-norm model."""
-    from modernize.data import load_corpus
-    from modernize.tokenizer import find_tokenizer
+    from modernize.data import load_corpus_for
     from modernize.trial import first_reading, settled, try_readings
 
-    first, _ = first_reading(checkpoint, said)
+    first, names = first_reading(checkpoint, said)
     size = first.spec.vocab_size
-    corpus = load_corpus(
+    corpus = load_corpus_for(
         data,
-        tokenizer=lambda: find_tokenizer(
-            tokenizer, vocabulary=checkpoint.vocabulary, beside=checkpoint.path, vocab_size=size
-        ),
+        beside=checkpoint.path,
+        vocabulary=checkpoint.vocabulary,
         vocab_size=size,
+        tokenizer=tokenizer,
         dtype=data_dtype,
         progress=progress,
     )
-    trials = try_readings(checkpoint, said, corpus, progress=partial(progress, "trying"))
+    trials = try_readings(first, names, corpus, progress=partial(progress, "trying"))
     before = [trial for trial in trials if trial.facts.get("norm") != "post"]
     behind = [trial for trial in trials if trial.facts.get("norm") == "post"]
     if behind and behind[0].loss < min(before[0].loss - CLEARLY, math.log(size)):

@@ -76,7 +76,7 @@ def _fate_rows(tensors: "Sequence[TensorFate]") -> list[tuple[str, ...]]:
     rows: dict[tuple[str, ...], None] = {}
     for t in tensors:
         shape = "×".join(map(str, t.info.shape)) or "scalar"
-        becomes = ", ".join(map(layerless, t.becomes))
+        becomes = ", ".join(dict.fromkeys(map(layerless, t.becomes)))
         rows[(t.kind, shape, t.info.dtype, t.fate, becomes)] = None
     return list(rows)
 

@@ -7,14 +7,13 @@ place everything; so the lowest loss tells. A post-norm model is tried too, thou
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from torch import Tensor
 
 from modernize.checkpoint import Checkpoint
-from modernize.choices import Activation, AttnScale, Norm
 from modernize.data import Corpus
-from modernize.facts import Facts, open_facts
+from modernize.facts import CHOICES, Facts, open_facts
 from modernize.measure import mean_loss
 from modernize.old import OldBlock, OldGPT
 from modernize.progress import Progress, silent
@@ -24,11 +23,6 @@ from modernize.spec import GPTSpec, State
 TOKENS = 4096  # of the validation part, for each reading
 MOST_HEADS = 64
 SMALLEST_HEAD = 4
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "activation": get_args(Activation),
-    "attn_scale": get_args(AttnScale),
-    "norm": get_args(Norm),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +52,12 @@ class PostNormGPT(OldGPT):
 
 
 def try_readings(
-    checkpoint: Checkpoint, said: Facts, corpus: Corpus, *, progress: Progress = silent
+    found: Recognised, names: Sequence[str], corpus: Corpus, *, progress: Progress = silent
 ) -> tuple[Trial, ...]:
-    """Every reading of what is open, the lowest loss first; none where nothing is open.
+    """Every reading of what is open, the lowest loss first; none where nothing is. See `first_reading`.
 
-    Raises what `recognise` raises for what no reading can change, and BadData for DATA that does not fit.
+    Raises BadData for DATA that does not fit.
     """
-    found, names = first_reading(checkpoint, said)
     if not names:
         return ()
     state: State = {name: tensor.float() for name, tensor in found.state().items()}
@@ -85,7 +78,7 @@ def first_reading(checkpoint: Checkpoint, said: Facts) -> tuple[Recognised, tupl
     """A checkpoint as one of its readings, and the names of the facts that are open. Raises what `recognise` raises."""
     checkpoint, covers = covers_of(checkpoint, said)
     names = open_facts(checkpoint, covers, said)
-    guessed: dict[str, Any] = {name: _CHOICES[name][0] for name in names if name in _CHOICES}
+    guessed: dict[str, Any] = {name: CHOICES[name][0] for name in names if name in CHOICES}
     guessed |= {"norm": "pre"} if "norm" in names else {}
     guessed |= {"n_head": 1} if "n_head" in names else {}
     return recognise(checkpoint, replace(said, **guessed)), names
@@ -101,6 +94,6 @@ def _readings(spec: GPTSpec, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         n for n in range(1, MOST_HEADS + 1)
         if spec.n_embd % n == 0 and spec.n_embd // n >= SMALLEST_HEAD and spec.n_embd // n % 2 == 0
     ]  # fmt: skip
-    choices = {name: heads if name == "n_head" else _CHOICES[name] for name in names}
+    choices = {name: heads if name == "n_head" else CHOICES[name] for name in names}
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))

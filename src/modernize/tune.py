@@ -13,7 +13,7 @@ import torch
 
 from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import DataDType, Weights
-from modernize.data import SELF, Corpus, data_files, load_corpus
+from modernize.data import SELF, Corpus, data_files, load_corpus_for
 from modernize.devices import choose_device, choose_precision
 from modernize.errors import OutputRefused, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started, as_row
@@ -28,7 +28,7 @@ from modernize.resume import RunFile, outputs_of
 from modernize.run import Surroundings, never
 from modernize.sample import self_corpus
 from modernize.stored import Stored
-from modernize.tokenizer import find_tokenizer, tokenizer_files
+from modernize.tokenizer import tokenizer_files
 from modernize.train import check_settings, finetune
 from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
 
@@ -137,12 +137,12 @@ def tune(
 
 def _read(job: Job, model: ModernGPT, stored: Stored, progress: Stages) -> Corpus:
     """DATA, by the tokenizer of the model. Raises BadData."""
-    return load_corpus(
+    return load_corpus_for(
         job.data,
-        tokenizer=lambda: find_tokenizer(
-            job.tokenizer, vocabulary=stored.vocabulary, beside=job.checkpoint, vocab_size=model.vocab_size
-        ),
+        beside=job.checkpoint,
+        vocabulary=stored.vocabulary,
         vocab_size=model.vocab_size,
+        tokenizer=job.tokenizer,
         dtype=job.data_dtype,
         progress=progress,
     )

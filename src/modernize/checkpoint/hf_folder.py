@@ -6,10 +6,8 @@ from typing import Any
 
 from modernize.checkpoint.base import Checkpoint, Source
 from modernize.checkpoint.envelope import assemble
-from modernize.checkpoint.kinds import Kind, kind_of
-from modernize.checkpoint.safetensors_file import SafetensorsSource
-from modernize.checkpoint.shards import ShardedSource, shards_in
-from modernize.checkpoint.torch_file import load_torch
+from modernize.checkpoint.kinds import Kind
+from modernize.checkpoint.shards import ShardedSource, shards_in, source_of
 from modernize.errors import UnreadableFile
 
 HF_FORMAT = Kind.FOLDER.value
@@ -32,7 +30,8 @@ def open_hf_folder(path: Path) -> Checkpoint:
         raise UnreadableFile(
             f"{path} has a {CONFIG} but none of {', '.join(WEIGHT_FILES)}", hint="download the weights as well"
         )
-    file, source = path / there[0], _source(path / there[0])
+    file = path / there[0]
+    source: Source = ShardedSource(file) if file.name.endswith(INDEX) else source_of(file)
     others = " and ".join(there[1:])
     return assemble(
         path,
@@ -47,15 +46,6 @@ def open_hf_folder(path: Path) -> Checkpoint:
 def _weights_in(path: Path) -> list[str]:
     """The files of WEIGHT_FILES that are there. An index that an older save left beside a whole file is a stale one."""
     return [name for name in WEIGHT_FILES if (path / name).is_file()]
-
-
-def _source(file: Path) -> Source:
-    if file.name.endswith(INDEX):
-        return ShardedSource(file)
-    kind = kind_of(file)
-    if kind is Kind.SAFETENSORS:
-        return SafetensorsSource(file)
-    return load_torch(file, legacy=kind is Kind.TORCH_LEGACY).choose("model")
 
 
 def files_of(path: Path) -> tuple[Path, ...]:

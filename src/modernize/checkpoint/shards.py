@@ -32,7 +32,7 @@ class ShardedSource:
         missing = [file.name for file in self.files if not file.is_file()]
         if missing:
             raise UnreadableFile(f"{index} names {missing[0]}, which is not there", hint=_AGAIN)
-        sources = {file.name: _source(file) for file in self.files}
+        sources = {file.name: source_of(file) for file in self.files}
         self._sources: dict[str, Source] = {name: sources[file] for name, file in where.items()}
         for name, file in where.items():
             if name not in sources[file].tensors:
@@ -66,7 +66,8 @@ class ShardedSource:
             source.verify()
 
 
-def _source(file: Path) -> Source:
+def source_of(file: Path) -> Source:
+    """The tensors of one file of weights. Raises UnreadableFile, UnsafeFile."""
     kind = kind_of(file)
     if kind is Kind.SAFETENSORS:
         return SafetensorsSource(file)
