@@ -256,7 +256,9 @@ def train(interrupts):
         device="cpu", dtype="float32",
         processes=1, sharded=False, validation_tokens=1,
     )  # fmt: skip
-    assert list(interrupts.until_trained(iter([started]))) == [started]
+    waited = []
+    assert list(interrupts.until_trained(iter([started]), lambda: waited.append(True))) == [started]
+    assert waited
 
 
 @pytest.fixture

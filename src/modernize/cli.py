@@ -212,7 +212,7 @@ def finetune(
         out.muted = not world.first
         with out.stages() as progress:
             events = tune(job, stop=interrupts.asked, world=world, progress=progress)
-            report = watch_finetune(out, interrupts.until_trained(events), progress)
+            report = watch_finetune(out, interrupts.until_trained(events, world.wait), progress)
         out.answer(report.to_json(), lambda o: show_finetune(o, report))
     if report.finished.stopped == "interrupted":  # perhaps by a signal to another process
         raise typer.Exit(interrupts.exit_code or 143)

@@ -31,10 +31,15 @@ class Interrupts:
         """Whether to stop."""
         return bool(self.exit_code)
 
-    def until_trained(self, events: "Iterator[TuneEvent]") -> "Iterator[TuneEvent]":
-        """The same events; from the start of the training on, the first signal waits for whoever asks."""
+    def until_trained(self, events: "Iterator[TuneEvent]", together: Callable[[], None]) -> "Iterator[TuneEvent]":
+        """The same events; from the start of the training on, the first signal waits for whoever asks.
+
+        `together` waits for the other processes, so that nobody tells of the start before all have come so far.
+        """
         for event in events:
-            self._awaited = self._awaited or isinstance(event, Started)
+            if isinstance(event, Started):
+                self._awaited = True
+                together()
             yield event
 
     def leaves(self) -> bool:
