@@ -26,7 +26,7 @@ from modernize.rewrite import block as blocks
 from modernize.rewrite import local
 from modernize.rewrite.absorb import absorb, direction_of_one, share_absorbed, stream_shift
 from modernize.rewrite.basis import turn_basis
-from modernize.rewrite.local import Heads
+from modernize.rewrite.local import OldAttention
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.positions import fit_pairs, normal_equations, pair_biases, sum_by_distance
 from modernize.rewrite.refit import refit, within_reach
@@ -148,25 +148,28 @@ def test_what_depends_on_the_position_alone_is_out_of_reach():
 
 
 def test_divergence_of_attention_over_some_of_the_queries(monkeypatch):
-    """Against a KL that is written out, with the queries that long sequences are thinned to."""
+    """Against a KL that is written out, with the queries that long sequences are thinned to; p kept and made anew."""
     spec, length = tiny.spec(n_layer=1), 16
-    block = {
-        f"{part}.{kind}": noise(spec.n_embd, *shape, seed=i)
-        for i, part in enumerate("qk")
-        for kind, shape in (("weight", [spec.n_embd]), ("bias", []))
-    }
-    z, seen = (
-        noise(4, length, spec.n_embd, seed=2),
-        Heads(**{part: noise(4, spec.n_head, length, spec.head_dim, seed=3 + i) for i, part in enumerate("qk")}),
+    block, old_block = (
+        {
+            f"{part}.{kind}": noise(spec.n_embd, *shape, seed=seed + i)
+            for i, part in enumerate("qk")
+            for kind, shape in (("weight", [spec.n_embd]), ("bias", []))
+        }
+        for seed in (0, 3)
     )
+    z, z_old = noise(4, length, spec.n_embd, seed=2), noise(4, length, spec.n_embd, seed=6)
     ids = torch.zeros((4, length), dtype=torch.int64)
     text = Text(ids=ids, targets=ids, known=noise(4, length, seed=5) > 0, fitted=3)
     effort = EFFORTS["quick"]
     work = Work(spec=spec, text=text, tables=tables(length, spec.head_dim), effort=effort, kept=(), seed=0)
     numbers = torch.tensor([1, 2])
     q, k = (blocks.heads(block, part, z, spec.n_head, work.tables) for part in "qk")
-    for most, queries in ((16, range(16)), (4, range(3, 16, 4))):
+    for most, kept, queries in ((16, 1 << 20, range(16)), (16, 0, range(16)), (4, 1 << 20, range(3, 16, 4))):
         monkeypatch.setattr(local, "MOST_QUERIES", most)
+        monkeypatch.setattr(local, "MOST_KEPT", kept)
+        seen = OldAttention.of(old_block, z_old, work)
+        assert (seen.seen is not None) == (most == length and kept > 0)
         wanted, count = torch.zeros(spec.n_head, dtype=torch.float64), 0
         for n in numbers:
             for t in queries:

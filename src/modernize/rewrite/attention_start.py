@@ -12,7 +12,7 @@ from torch import Tensor
 from modernize.rewrite import block as blocks
 from modernize.rewrite import positions
 from modernize.rewrite.basis import turn_basis
-from modernize.rewrite.local import Heads, attention_divergence
+from modernize.rewrite.local import OldAttention, attention_divergence
 from modernize.rewrite.work import TOKENS_A_STEP, Work, moment
 from modernize.spec import State
 
@@ -29,7 +29,7 @@ class Start:
     explained: float
 
 
-def start_attention(old: State, seen: Heads, z: Tensor, work: Work, absorb: Callable[[State], State]) -> Start:
+def start_attention(old: State, seen: OldAttention, z: Tensor, work: Work, absorb: Callable[[State], State]) -> Start:
     """The best start of each head.
 
     old is the old block, `seen` what it asks and offers, z (N, T, d) the normed inputs of the new one; `absorb` moves
@@ -76,7 +76,7 @@ class _Option:
     pairs: int
 
 
-def _options(old: State, seen: Heads, z: Tensor, work: Work) -> Iterator[_Option]:
+def _options(old: State, seen: OldAttention, z: Tensor, work: Work) -> Iterator[_Option]:
     """Unturned and turned; without constants, and with them on a quarter, half or all of the pairs."""
     head_dim = work.spec.head_dim
     zero = torch.zeros_like(old["q.weight"][:, 0])
@@ -96,7 +96,7 @@ def _options(old: State, seen: Heads, z: Tensor, work: Work) -> Iterator[_Option
                 yield _Option(block=basis | constants, pairs=pairs)
 
 
-def _normal(basis: State, seen: Heads, z: Tensor, work: Work) -> positions.Normal:
+def _normal(basis: State, seen: OldAttention, z: Tensor, work: Work) -> positions.Normal:
     """Normal equations of the position fit on the first FITTED_TOKENS."""
     count = min(work.text.fitted, max(1, FITTED_TOKENS // z.shape[1]))
     total: positions.Normal | None = None
@@ -108,15 +108,15 @@ def _normal(basis: State, seen: Heads, z: Tensor, work: Work) -> positions.Norma
     return total
 
 
-def _missing(basis: State, seen: Heads, z: Tensor, numbers: Tensor, work: Work) -> tuple[Tensor, Tensor]:
+def _missing(basis: State, seen: OldAttention, z: Tensor, numbers: Tensor, work: Work) -> tuple[Tensor, Tensor]:
     """Old attention p (B, n_head, T, T), zero for queries that don't count, and what the new score lacks there."""
     old = blocks.scores(seen.q[numbers], seen.k[numbers])
-    p = blocks.masked(old).softmax(-1) * work.text.known[numbers][:, None, :, None]
+    p = seen.look(numbers)[0] * work.text.known[numbers][:, None, :, None]
     q, k = (blocks.heads(basis, part, z[numbers], work.spec.n_head, work.tables) for part in "qk")
     return p, old - blocks.scores(q, k)
 
 
-def _explained(best: State, seen: Heads, z: Tensor, work: Work) -> float:
+def _explained(best: State, seen: OldAttention, z: Tensor, work: Work) -> float:
     """Share of t that the constants explain on held-out text, a mean over heads; 0 for a head without constants."""
     judged = work.held(TOKENS_A_STEP)
     without = best | {"k.bias": torch.zeros_like(best["k.bias"])}

@@ -50,7 +50,7 @@ def retrofit_attention(old: State, streams: Streams, work: Work) -> tuple[State,
     """The new block's q, k, v, o, and the streams after attention. `old` is the folded block."""
     spec, effort = work.spec, work.effort
     z_old, z = blocks.normed(streams.old, spec.norm_eps), blocks.normed(streams.new, spec.norm_eps)
-    seen = local.Heads(**{part: blocks.heads(old, part, z_old, spec.n_head) for part in "qk"})
+    seen = local.OldAttention.of(old, z_old, work)
     absorption = Absorption.of(z, work)
     start = start_attention(old, seen, z, work, lambda block: absorption.into(block, ("q", "k"))[0])
     fitted = local.minimise(
@@ -113,7 +113,7 @@ def missing_share(streams: Streams, work: Work) -> float:
     return float(local.stream_error(streams.new[held], target[held], work.text.known[held]))
 
 
-def _held_divergence(seen: local.Heads, block: State, z: Tensor, work: Work) -> Tensor:
+def _held_divergence(seen: local.OldAttention, block: State, z: Tensor, work: Work) -> Tensor:
     """`attention_divergence` over all held-out sequences, (n_head,), some at a time."""
     parts = work.some_at_once(work.held())
     weights = torch.stack([work.text.known[n].sum() for n in parts]).double()

@@ -3,6 +3,7 @@
 Nothing flows backward through more than that part, so memory and time are those of one block.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from modernize.spec import GPTSpec, State
 
 Loss = Callable[[State, Tensor], Tensor]  # of parameters and the numbers of some sequences
 BETAS = (0.9, 0.95)
+MOST_KEPT = 1 << 26  # numbers of the old attention
 MOST_QUERIES = 256  # of a sequence; neighbours say much the same, and scores are what a long context costs
 
 
@@ -54,26 +56,55 @@ def _shuffled(sequences: int, batch: int, steps: int, seed: int) -> Iterator[Ten
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
-    """What the old block asks and offers on the whole text, before scores: each (N, n_head, T, head_dim)."""
+class OldAttention:
+    """What the old block's heads ask, offer and see on the whole text.
+
+    q, k are (N, n_head, T, head_dim). `seen` is the attention p itself, (N, n_head, T, T), and the sum of p log p over
+    its last axis; it is None where that is too much to keep, and then made anew whenever it is looked at.
+    """
 
     q: Tensor
     k: Tensor
+    seen: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, block: State, z: Tensor, work: Work) -> "OldAttention":
+        """Of a folded block and its normed inputs z (N, T, d)."""
+        q, k = (blocks.heads(block, part, z, work.spec.n_head) for part in "qk")
+        if z.shape[1] > MOST_QUERIES or q.shape[:-1].numel() * q.shape[2] > MOST_KEPT:
+            return cls(q=q, k=k)
+        parts = [_attention(q[n], k[n]) for n in work.some_at_once(torch.arange(len(q)))]
+        p, certainty = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cls(q=q, k=k, seen=(p, certainty))
+
+    def look(self, numbers: Tensor, queries: slice = blocks.EVERY) -> tuple[Tensor, Tensor]:
+        """Attention p (B, n_head, Q, T) and Σ p log p (B, n_head, Q) of some sequences and queries."""
+        if self.seen is None:
+            return _attention(self.q[numbers], self.k[numbers], queries)
+        p, certainty = self.seen
+        return p[numbers][:, :, queries], certainty[numbers][:, :, queries]
 
 
-def attention_divergence(old: Heads, block: State, z: Tensor, numbers: Tensor, work: Work) -> Tensor:
+def _attention(q: Tensor, k: Tensor, queries: slice = blocks.EVERY) -> tuple[Tensor, Tensor]:
+    logs = blocks.log_attention(q, k, queries)
+    p = logs.exp()
+    return p, torch.where(p > 0, p * logs, 0.0).sum(-1)
+
+
+def attention_divergence(old: OldAttention, block: State, z: Tensor, numbers: Tensor, work: Work) -> Tensor:
     """KL(old attention ‖ new attention) of each head, a mean over the queries of some sequences: (n_head,).
 
     z (N, T, d) are the new block's normed inputs; `numbers` says which sequences. Of sequences longer than MOST_QUERIES
-    every second query is looked at, or every third and so on, other ones in other batches.
+    every second query is looked at, or every third and so on, other ones in other batches. With the new scores s it is
+    `Σ p log p − Σ p s + log Σ exp s`, and `Σ p s` needs no scores: it is q times what p gathers of the keys.
     """
     every = max(1, z.shape[1] // MOST_QUERIES)
     queries = slice(int(numbers.sum()) % every, None, every)
-    before = blocks.log_attention(old.q[numbers], old.k[numbers], queries)  # (B, n_head, Q, T)
+    p, certainty = old.look(numbers, queries)
     q, k = (blocks.heads(block, part, z[numbers], work.spec.n_head, work.tables) for part in "qk")
-    after = blocks.log_attention(q, k, queries)
-    # −∞ minus −∞ after the query
-    lost = (before.exp() * (before - after).nan_to_num(nan=0.0)).sum(-1)  # (B, n_head, Q)
+    q = q[:, :, queries]
+    expected = (q * (p @ k)).sum(-1) / math.sqrt(q.shape[-1])  # (B, n_head, Q)
+    lost = certainty - expected + blocks.masked(blocks.scores(q, k), queries).logsumexp(-1)
     weight = work.text.known[numbers][:, None, queries]
     return (lost * weight).sum((0, 2)) / weight.sum().clamp(min=1)
 
