@@ -8,7 +8,7 @@ import tiny
 import torch
 
 from modernize.errors import UsageError
-from modernize.model import ModernGPT
+from modernize.model import ModernGPT, build_rope_cache
 from modernize.old import OldGPT
 from modernize.rewrite.apply import rewrite
 from modernize.rewrite.plan import Plan
@@ -100,6 +100,56 @@ def test_modern_model_reads_past_the_trained_context():
     wanted = torch.from_numpy(reference.modern_logits(state, config, ids))
     torch.testing.assert_close(model(ids), wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(model(ids)[:, :16], model(ids[:, :16]), rtol=0, atol=1e-9)
+
+
+def by_caches(model, ids, *, first, room):
+    """Logits of ids (B, T): of the first ones at once, then of one token at a time."""
+    caches = model.caches(room)
+    with torch.no_grad():
+        steps = [model(ids[:, :first], caches)]
+        steps += [model(ids[:, i : i + 1], caches) for i in range(first, ids.shape[1])]
+    return torch.cat(steps, dim=1)
+
+
+@pytest.mark.parametrize("first", [1, 5, 16])
+@pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
+def test_an_old_model_predicts_the_same_with_caches(change, first):
+    spec = tiny.spec(**change)
+    model, ids = OldGPT.from_state(spec, tiny.jittered(spec, dtype=torch.float64)), tiny.ids(spec)
+    torch.testing.assert_close(by_caches(model, ids, first=first, room=16), model(ids), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("first", [1, 5, 40])
+@pytest.mark.parametrize("change", MODERN.values(), ids=MODERN)
+def test_a_modern_model_predicts_the_same_with_caches_also_past_its_context(change, first):
+    config, state = modern(**change)
+    model, ids = ModernGPT.from_state(config, state), tiny.ids(tiny.spec(), length=50)
+    torch.testing.assert_close(by_caches(model, ids, first=first, room=50), model(ids), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("room", [1, 7, 49])
+def test_caches_grow_when_more_tokens_come_than_there_is_room_for(room):
+    config, state = modern()
+    model, ids = ModernGPT.from_state(config, state), tiny.ids(tiny.spec(), length=50)
+    torch.testing.assert_close(by_caches(model, ids, first=5, room=room), model(ids), rtol=0, atol=1e-9)
+
+
+def test_caches_are_used_where_activations_would_be_recomputed():
+    config, state = modern()
+    model, ids = ModernGPT.from_state(config, state), tiny.ids(tiny.spec())
+    model.recompute = True
+    torch.testing.assert_close(by_caches(model, ids, first=5, room=16), model(ids), rtol=0, atol=1e-9)
+
+
+def test_tables_are_not_made_again_for_every_token_past_the_context(monkeypatch):
+    config, state = modern()
+    model, made = ModernGPT.from_state(config, state), []
+    monkeypatch.setattr(
+        "modernize.model.build_rope_cache", lambda length, *more: made.append(length) or build_rope_cache(length, *more)
+    )
+    for length in range(1, 129):
+        assert model.rope(length, torch.device("cpu"))[0].shape == (length, 4)
+    assert made == [16, 34, 70, 142]
 
 
 def test_a_model_that_measured_can_still_be_trained():

@@ -40,20 +40,27 @@ class MLP(nn.Module):
 
 
 class Cache:
-    """Keys and values of one layer for the tokens so far, with room for `length` of them."""
+    """Keys and values of one layer for the tokens so far, with room for `length` of them, and for more as they come."""
 
     def __init__(self, length: int) -> None:
         self.length, self.used = length, 0
         self._keys = self._values = torch.empty(0)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in those of the next tokens, (B, n_head, T, head_dim), and give all, (B, n_head, used, head_dim)."""
-        if not self.used:
-            whole = (*k.shape[:2], self.length, k.shape[3])
-            self._keys, self._values = k.new_empty(whole), v.new_empty(whole)
+        """Take in those of the next tokens, (B, heads, T, head_dim), and give all, (B, heads, used, head_dim)."""
         start, self.used = self.used, self.used + k.shape[2]
+        if not start:
+            self._keys, self._values = k[:, :, :0], v[:, :, :0]
+        if self.used > self._keys.shape[2]:
+            self.length = max(self.length, self.used, 2 * start)  # doubled, so that the copies cost little in all
+            self._keys, self._values = _lengthened(self._keys, self.length), _lengthened(self._values, self.length)
         self._keys[:, :, start : self.used], self._values[:, :, start : self.used] = k, v
         return self._keys[:, :, : self.used], self._values[:, :, : self.used]
+
+
+def _lengthened(kept: Tensor, length: int) -> Tensor:
+    """(B, heads, T, head_dim) -> (B, heads, length, head_dim), with zeros behind."""
+    return F.pad(kept, (0, 0, 0, length - kept.shape[2]))
 
 
 def adopt(model: nn.Module, state: State, *, tied: bool) -> None:

@@ -8,14 +8,17 @@
 - Key/value heads may be fewer than query heads (grouped-query attention).
 - Scores are divided by √(head size), always; another scale of an old model is moved into its queries.
 - The same MLP and activation as the old model: `down(act(up(x)))`.
+- Keys are kept turned: while it writes, each new token is turned by its own place alone.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from modernize.layers import MLP, adopt, merge_heads, split_heads
+from modernize.layers import MLP, Cache, adopt, merge_heads, split_heads
 from modernize.spec import ModernConfig, State
 
 
@@ -77,13 +80,16 @@ class Attention(nn.Module):
         self.o = nn.Linear(d, d, bias="o" in config.biases)
         self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(B, T, n_embd) -> (B, T, n_embd); cos and sin (T, head_dim/2)."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None = None) -> Tensor:
+        """(B, T, n_embd) -> (B, T, n_embd); cos and sin (T, head_dim/2). With a cache, T is 1 or the cache is empty."""
         q = apply_rope(split_heads(self.q(x), self.n_head), cos, sin)  # (B, n_head, T, head_dim)
         k = apply_rope(split_heads(self.k(x), self.n_kv_head), cos, sin)  # (B, n_kv_head, T, head_dim)
         v = split_heads(self.v(x), self.n_kv_head)  # (B, n_kv_head, T, head_dim)
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B, n_kv_head, used, head_dim)
+        causal = cache is None or q.shape[2] == k.shape[2]  # else one token, which sees all
         grouped = self.n_kv_head != self.n_head
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         out: Tensor = self.o(merge_heads(mixed))  # (B, T, n_embd)
         return out
 
@@ -98,9 +104,9 @@ class Block(nn.Module):
         self.norm_2 = RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config.n_embd, config.n_inner, config.activation, config.biases)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None = None) -> Tensor:
         """(B, T, n_embd) -> (B, T, n_embd)."""
-        x = x + self.attn(self.norm_1(x), cos, sin)
+        x = x + self.attn(self.norm_1(x), cos, sin, cache)
         out: Tensor = x + self.mlp(self.norm_2(x))
         return out
 
@@ -144,25 +150,39 @@ class ModernGPT(nn.Module):
         return self.config.block_size
 
     def rope(self, seq_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tables of at least seq_len positions, made again only when they must grow or move."""
+        """Tables of seq_len positions, made again only when they must grow or move."""
         cos, _ = self._tables
         if cos.shape[0] < seq_len or cos.device != device:
-            length = max(seq_len, self.config.block_size)
+            trained = self.config.block_size
+            length = trained if seq_len <= trained else 2 * seq_len  # beyond it a token at a time may follow
             with torch.inference_mode(False):  # so that tables made while measuring serve training too
                 self._tables = build_rope_cache(length, self.config.head_dim, self.config.rope_base, device)
         cos, sin = self._tables
         return cos[:seq_len], sin[:seq_len]
 
-    def states(self, ids: Tensor) -> Tensor:
-        """What the head reads: (B, T) -> (B, T, n_embd)."""
-        cos, sin = self.rope(ids.shape[1], ids.device)
+    def caches(self, length: int) -> list[Cache]:
+        """Empty caches, one a layer, with room for `length` tokens; they grow when more come."""
+        return [Cache(length) for _ in self.h]
+
+    def states(self, ids: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+        """What the head reads: (B, T) -> (B, T, n_embd).
+
+        With caches, ids are those that follow: all at first, then one at a time.
+        """
+        start = caches[0].used if caches else 0
+        cos, sin = self.rope(start + ids.shape[1], ids.device)
+        cos, sin = cos[start:], sin[start:]  # (T, head_dim/2)
         x = self.wte(ids)  # (B, T, n_embd)
-        for block in self.h:
-            x = checkpoint(block, x, cos, sin, use_reentrant=False) if self.recompute else block(x, cos, sin)
+        kept: Sequence[Cache | None] = caches or [None] * len(self.h)
+        for block, cache in zip(self.h, kept, strict=True):
+            if self.recompute and cache is None:
+                x = checkpoint(block, x, cos, sin, use_reentrant=False)
+            else:
+                x = block(x, cos, sin, cache)
         final: Tensor = self.norm_f(x)  # (B, T, n_embd)
         return final
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(B, T) -> (B, T, vocab_size)."""
-        logits: Tensor = self.head(self.states(ids))  # (B, T, vocab_size)
+    def forward(self, ids: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+        """(B, T) -> (B, T, vocab_size); see `states`."""
+        logits: Tensor = self.head(self.states(ids, caches))  # (B, T, vocab_size)
         return logits
