@@ -173,12 +173,54 @@ def speaking(run, tmp_path):
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["old", "new"])
-def test_sample_writes_past_the_context_and_is_repeatable(run, speaking, which):
-    text = run("sample", speaking[which], "--prompt", "01", "--tokens", "40").out
+def test_a_sample_is_repeatable_by_its_seed(run, speaking, which):
+    text = run("sample", speaking[which], "--prompt", "01", "--tokens", "14").out
     assert text.startswith("01")
-    assert len(text.rstrip("\n")) == 42
-    assert run("sample", speaking[which], "--prompt", "01", "--tokens", "40").out == text
-    assert run("sample", speaking[which], "--prompt", "01", "--tokens", "40", "--seed", "1").out != text
+    assert len(text) == len("01") + 14 + len("\n")
+    assert run("sample", speaking[which], "--prompt", "01", "--tokens", "14").out == text
+    assert run("sample", speaking[which], "--prompt", "01", "--tokens", "14", "--seed", "1").out != text
+
+
+def test_an_old_model_stops_at_its_context_and_says_so(run, speaking):
+    """With 16 positions it reads 16 tokens, and still predicts the one after them."""
+    whole = run("sample", speaking[0], "--activation", "gelu", "--prompt", "01", "--tokens", "15")
+    assert (len(whole.out), whole.err) == (17 + len("\n"), "")
+    stopped = run("sample", speaking[0], "--activation", "gelu", "--prompt", "01", "--tokens", "40")
+    assert (stopped.code, stopped.out) == (0, whole.out)
+    assert stopped.err == "stopped at the old model's context of 16 tokens\n"
+
+
+def test_a_new_model_goes_on_past_its_context_and_says_so(run, speaking):
+    within = run("sample", speaking[1], "--prompt", "01", "--tokens", "15")
+    assert (len(within.out), within.err) == (17 + len("\n"), "")
+    past = run("sample", speaking[1], "--prompt", "01", "--tokens", "40")
+    assert (len(past.out), past.out[:17]) == (42 + len("\n"), within.out[:17])
+    assert past.err == "past token 16, the context it was trained on\n"
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["old", "new"])
+def test_quiet_drops_the_notices(run, speaking, which):
+    assert run("sample", speaking[which], "--prompt", "01", "--tokens", "40", "--quiet").err == ""
+
+
+def test_a_prompt_longer_than_the_old_models_context_is_refused(run, speaking):
+    assert len(run("sample", speaking[0], "--prompt", "0" * 16, "--tokens", "9").out) == 17 + len("\n")
+    result = run("sample", speaking[0], "--prompt", "0" * 17)
+    assert (result.code, result.out) == (3, "")
+    assert "the prompt has 17 tokens, and the old model has positions for 16" in result.err
+    assert "hint: " in result.err
+    assert len(run("sample", speaking[1], "--prompt", "0" * 17, "--tokens", "3").out) == 20 + len("\n")
+
+
+def test_a_model_that_predicts_no_numbers_writes_nothing_more(run, tmp_path):
+    """Its weights are finite, what it computes with them is not."""
+    state = tiny.jittered(tiny.spec(n_layer=1))
+    state["h.0.mlp.down.weight"] *= 1e38
+    old = tiny.save_nano(tmp_path / "wild.pt", tiny.spec(n_layer=1), state=state, stoi=STOI)
+    result = run("sample", old, "--prompt", "01")
+    assert (result.code, result.out) == (3, "01\n")
+    assert "predictions are not finite numbers" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_temperature_zero_is_top_one(run, speaking):
@@ -187,15 +229,43 @@ def test_temperature_zero_is_top_one(run, speaking):
     assert a == b
 
 
-def test_greedy_takes_the_likeliest():
+def test_greedy_takes_the_likeliest_in_every_row():
     spec = tiny.spec()
     state = tiny.jittered(spec, dtype=torch.float64)
     model = OldGPT.from_state(spec, state)
     start = tiny.ids(spec, length=4)
-    found = torch.stack(list(generate(model, start, tokens=5, temperature=0)), dim=1)
-    for step in range(5):
+    found = torch.stack(list(generate(model, start, tokens=20, temperature=0)), dim=1)
+    assert found.shape == (3, 16 - 4 + 1)
+    for step in range(found.shape[1]):
         seen = torch.cat([start, found[:, :step]], dim=1)
         assert torch.equal(torch.from_numpy(reference.old_logits(state, spec, seen)[:, -1]).argmax(-1), found[:, step])
+
+
+def test_a_new_model_writes_past_its_context_what_it_thinks_likeliest(speaking):
+    model, start = load(speaking[1]), tiny.ids(tiny.spec(), length=4)
+    found = torch.stack(list(generate(model, start, tokens=40, temperature=0)), dim=1)  # (B, 40)
+    with torch.no_grad():
+        likeliest = model(torch.cat([start, found], dim=1)).argmax(-1)  # (B, 44)
+    assert torch.equal(likeliest[:, 3:-1], found)
+
+
+def test_chance_is_that_of_the_logits_by_seed(speaking):
+    """The same logits and the same seed: the same text, whether keys and values are kept or not."""
+    model, ids = load(speaking[1]), tiny.ids(tiny.spec(), length=4)
+    found = torch.stack(list(generate(model, ids, tokens=12, temperature=0.7, top_k=5, seed=3)), dim=1)
+    random = torch.Generator().manual_seed(3)
+    for _ in range(12):
+        with torch.no_grad():
+            best, places = (model(ids)[:, -1] / 0.7).topk(5)
+        logits = torch.full((3, 61), -torch.inf).scatter(1, places, best)
+        ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1, generator=random)], dim=1)
+    assert torch.equal(found, ids[:, 4:])
+
+
+def test_writing_leaves_the_callers_gradients_on(speaking):
+    for _ in generate(load(speaking[1]), tiny.ids(tiny.spec(), length=4), tokens=2):
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
 
 
 @pytest.mark.parametrize(("prompt", "said"), [("", "--prompt is empty"), ("é", "'é'")])
@@ -208,6 +278,13 @@ def test_prompts_that_cannot_be(run, speaking, prompt, said):
 @pytest.mark.parametrize("temperature", ["1e-45", "1e-300", "1e300"])
 def test_extreme_temperatures(run, speaking, temperature):
     assert run("sample", speaking[1], "--prompt", "01", "--temperature", temperature).code == 0
+
+
+@pytest.mark.parametrize("temperature", ["nan", "-1"])
+def test_temperatures_that_are_none(run, speaking, temperature):
+    result = run("sample", speaking[1], "--prompt", "01", "--temperature", temperature)
+    assert (result.code, result.out) == (2, "")
+    assert "--temperature" in result.err
 
 
 def test_evaluate_from_python(pair, data):

@@ -300,12 +300,21 @@ def sample(
     loaded = _load(checkpoint, facts, weights, device, out)
     chosen = tokenizer_for(loaded, tokenizer)
     pieces = write_text(
-        loaded.model, chosen, prompt, tokens=tokens, temperature=temperature, top_k=top_k or 0, seed=seed
+        loaded.model,
+        chosen,
+        prompt,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k or 0,
+        seed=seed,
+        tell=out.note,
     )
     out.stream(prompt)
-    for piece in pieces:
-        out.stream(piece)
-    out.stream("\n")
+    try:
+        for piece in pieces:
+            out.stream(piece)
+    finally:  # an error that breaks it off stands on a line of its own
+        out.stream("\n")
 
 
 @app.command()

@@ -23,3 +23,7 @@ def silent(done: int, total: int, text: str = "") -> None:
 
 def unseen(stage: str, done: int, total: int, text: str = "") -> None:
     """Stages that nobody looks at."""
+
+
+def unheard(text: str) -> None:
+    """A notice that nobody hears."""

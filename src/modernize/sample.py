@@ -1,15 +1,18 @@
-"""Sample: a model writes, token by token."""
+"""Sample: a model writes, token by token, and keeps the keys and values of what it has read."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from modernize.data import SELF, Corpus
-from modernize.errors import BadData, BadTensors
+from modernize.errors import BadData, BadTensors, UsageError
+from modernize.layers import Cache
 from modernize.loading import Model
+from modernize.measure import longest
 from modernize.old import OldGPT
-from modernize.progress import Progress, silent
+from modernize.progress import Progress, silent, unheard
 from modernize.tokenizer import Tokenizer
 
 LEAD_IN = 8  # tokens before the first that counts, of text that a model writes of itself
@@ -18,24 +21,83 @@ COLDEST = 1e-6  # below this, dividing by the temperature overflows, and only th
 
 
 def generate(
-    model: Model, ids: Tensor, *, tokens: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+    model: Model,
+    ids: Tensor,
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    tell: Callable[[str], None] = unheard,
 ) -> Iterator[Tensor]:
-    """Yield the next ids (B,), `tokens` times, after ids (B, T). Temperature 0 takes the likeliest; top_k 0 all.
+    """The next ids (B,), at most `tokens` times, after ids (B, T). Temperature 0 takes the likeliest; top_k 0 all.
 
-    An old model sees the last `block_size` tokens, as nanoGPT's own sampling does; a modern one sees as many, until it
-    has been trained on longer windows.
+    An old model stops when its positions are used up, a modern one goes on past the context that it was trained on;
+    `tell` hears of it when it happens.
+
+    Raises, at once, BadData for more ids than an old model has positions, and UsageError for a temperature that is no
+    number or below zero; while it writes, BadTensors for logits that are no finite numbers.
     """
+    if not temperature >= 0:  # nor is it NaN
+        raise UsageError(f"--temperature {temperature} is not 0 or above", hint="1 is the model's own, 0 the likeliest")
+    if longest(model, ids.shape[1]) < ids.shape[1]:
+        raise BadData(
+            f"the prompt has {ids.shape[1]} tokens, and the old model has positions for {model.block_size}",
+            hint="give a shorter one, or convert the model: a modern one reads any length",
+        )
     random = torch.Generator(device="cpu").manual_seed(seed)
-    window = model.block_size
+    draw = partial(_drawn, temperature=temperature, top_k=top_k, random=random)
+    return _written(model, ids, tokens, draw, tell)
+
+
+def _written(
+    model: Model, ids: Tensor, tokens: int, draw: Callable[[Tensor], Tensor], tell: Callable[[str], None]
+) -> Iterator[Tensor]:
+    context = model.block_size
+    caches = model.caches(min(ids.shape[1] + tokens, context))
+    for _ in range(tokens):
+        seen = caches[0].used
+        if seen <= context < seen + ids.shape[1]:
+            if isinstance(model, OldGPT):
+                tell(f"stopped at the old model's context of {context} tokens")
+                return
+            tell(f"past token {context}, the context it was trained on")
+        try:
+            following = draw(_next_logits(model, ids, caches))
+        except FloatingPointError as error:
+            raise BadTensors(
+                "the model's predictions are not finite numbers, so it can write nothing more",
+                hint="check the checkpoint: modernize eval CKPT --data DATA",
+            ) from error
+        yield following
+        ids = following[:, None]
+
+
+def _next_logits(model: Model, ids: Tensor, caches: Sequence[Cache]) -> Tensor:
+    """Of what follows ids (B, T), which follow those in the caches: (B, vocab) in float32, on the CPU.
+
+    Raises FloatingPointError where they are no finite numbers.
+    """
     with torch.inference_mode():
-        for _ in range(tokens):
-            logits = model(ids[:, -window:])[:, -1].float().cpu()  # (B, vocab)
-            if temperature < COLDEST:
-                following = logits.argmax(-1)
-            else:
-                following = torch.multinomial(_probabilities(logits / temperature, top_k), 1, generator=random)[:, 0]
-            yield following
-            ids = torch.cat([ids, following[:, None].to(ids.device)], dim=1)
+        states = model.states(ids.to(next(model.parameters()).device), caches)  # (B, T, n_embd)
+        logits: Tensor = model.head(states[:, -1]).float().cpu()  # (B, vocab)
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError("the model's logits are not finite")
+    return logits
+
+
+def _drawn(logits: Tensor, *, temperature: float, top_k: int, random: torch.Generator) -> Tensor:
+    """(B, vocab) -> ids (B,)."""
+    if temperature < COLDEST:
+        return logits.argmax(-1)
+    return torch.multinomial(_probabilities(logits / temperature, top_k), 1, generator=random)[:, 0]
+
+
+def _probabilities(logits: Tensor, top_k: int) -> Tensor:
+    if top_k and top_k < logits.shape[-1]:
+        lowest = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < lowest, -torch.inf)
+    return logits.softmax(-1)
 
 
 def self_text(
@@ -49,20 +111,15 @@ def self_text(
     Raises FloatingPointError for logits that are no finite numbers.
     """
     random = torch.Generator(device="cpu").manual_seed(seed)
-    device = next(model.parameters()).device
-    with torch.inference_mode():
-        ids = torch.randint(0, model.vocab_size, (sequences,), generator=random)
-        for part, count in (("first", min(LEAD_IN, length)), ("rest", length)):
-            caches = model.caches(count)
-            for step in range(count):
-                if part == "rest":
-                    yield ids
-                    progress(step + 1, length)
-                if step + 1 < count:
-                    logits = model(ids[:, None].to(device), caches)[:, -1].float().cpu()  # (sequences, vocab)
-                    if not torch.isfinite(logits).all():
-                        raise FloatingPointError("the model's logits are not finite")
-                    ids = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0]
+    ids = torch.randint(0, model.vocab_size, (sequences,), generator=random)
+    for part, count in (("first", min(LEAD_IN, length)), ("rest", length)):
+        caches = model.caches(count)
+        for step in range(count):
+            if part == "rest":
+                yield ids
+                progress(step + 1, length)
+            if step + 1 < count:
+                ids = _drawn(_next_logits(model, ids[:, None], caches), temperature=1.0, top_k=0, random=random)
 
 
 def self_corpus(model: OldGPT, *, context: int, tokens: int, seed: int, progress: Progress = silent) -> Corpus:
@@ -101,34 +158,42 @@ def write_text(
     temperature: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
+    tell: Callable[[str], None] = unheard,
 ) -> Iterator[str]:
-    """The text that follows a prompt, in pieces that are whole characters.
+    """The text that follows a prompt, in pieces that are whole characters; see `generate`.
 
     Raises BadData, at once, for a prompt that is empty or that the tokenizer cannot encode.
     """
     start = tokenizer.encode(prompt)
     if not len(start):
         raise BadData("--prompt is empty, and a model needs a token to begin with", hint="give at least one character")
-    ids = torch.from_numpy(start)[None].to(next(model.parameters()).device)
-    written = generate(model, ids, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
-    return _pieces((int(following) for following in written), tokenizer)
+    written = generate(
+        model,
+        torch.from_numpy(start)[None],
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        tell=tell,
+    )
+    return _pieces(start.tolist(), (int(following) for following in written), tokenizer)
 
 
-def _pieces(written: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    ids: list[int] = []
-    text = shown = ""
+def _pieces(start: Sequence[int], written: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of what is written after `start`.
+
+    A piece is read together with the one before it, because tokens may look otherwise where a text begins.
+    """
+    before, ids = list(start), list[int]()
     for following in written:
         ids.append(following)
-        text = tokenizer.decode(ids)
-        whole = text.rstrip("\ufffd")  # the last character may not be whole yet
-        if len(whole) > len(shown):
-            yield whole[len(shown) :]
-            shown = whole
-    yield text[len(shown) :]
+        text = _after(before, ids, tokenizer)
+        if text and not text.endswith("\ufffd"):  # else the last character may not be whole yet
+            yield text
+            before, ids = ids, []
+    if ids:
+        yield _after(before, ids, tokenizer)
 
 
-def _probabilities(logits: Tensor, top_k: int) -> Tensor:
-    if top_k and top_k < logits.shape[-1]:
-        lowest = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < lowest, -torch.inf)
-    return logits.softmax(-1)
+def _after(before: list[int], ids: list[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(before + ids)[len(tokenizer.decode(before)) :]
