@@ -213,6 +213,15 @@ def test_a_reader_that_leaves_ends_it_quietly():
     assert result.stderr == ""
 
 
+def test_a_reader_that_leaves_a_sample_ends_it_quietly():
+    model = Path(__file__).parent.parent / "examples" / "pydoc-gpt.pt"
+    sample = f"{sys.executable} -m modernize sample {model} --prompt The --quiet"
+    result = subprocess.run(
+        ["bash", "-c", f"{sample} | head -c 5; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode in (0, 141), len(result.stdout), result.stderr) == (True, 5, "")
+
+
 def test_what_an_encoding_lacks_is_escaped(nano):
     odd = nano.with_name("n☃.pt")
     nano.rename(odd)

@@ -12,7 +12,8 @@ import torch
 from modernize.loading import load
 from modernize.measure import compare, evaluate
 from modernize.old import OldGPT
-from modernize.sample import generate
+from modernize.sample import generate, text_of
+from modernize.tokenizer import BytesTokenizer, FileTokenizer, IdsTokenizer, VocabularyTokenizer
 
 
 @pytest.fixture
@@ -273,6 +274,69 @@ def test_prompts_that_cannot_be(run, speaking, prompt, said):
     result = run("sample", speaking[0], "--prompt", prompt)
     assert (result.code, said in result.err) == (3, True)
     assert result.out == ""
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_ids_are_answered_with_ids_and_need_no_tokenizer(run, pair, which):
+    path = dict(zip(("old", "new"), pair, strict=True))[which]
+    result = run("sample", path, "--prompt-ids", "1,2, 60", "--tokens", "5")
+    ids = [int(word) for word in result.out.removesuffix("\n").split(" ")]
+    assert (result.code, ids[:3], len(ids)) == (0, [1, 2, 60], 8)
+    assert all(0 <= i < 61 for i in ids)
+    assert run("sample", path, "--prompt-ids", "1 2 60", "--tokens", "5").out == result.out
+
+
+def test_ids_are_those_of_the_text(run, speaking):
+    text = run("sample", speaking[1], "--prompt", "01", "--tokens", "30").out
+    ids = run("sample", speaking[1], "--prompt-ids", "0 1", "--tokens", "30").out
+    assert [STOI[letter] for letter in text.removesuffix("\n")] == [int(word) for word in ids.split()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "neither is given"),
+        (("--prompt", "01", "--prompt-ids", "1"), 2, "both are given"),
+        (("--prompt-ids", "1,x"), 2, "'x', which is no token id"),
+        (("--prompt-ids", " , "), 2, "no token id"),
+        (("--prompt-ids", "1,61,99,61"), 3, "--prompt-ids has 61, 99, and the model knows the ids 0 to 60"),
+        (("--prompt-ids=-1",), 3, "--prompt-ids has -1"),
+        (("--prompt-ids", "9" * 18), 3, "9" * 18),
+        (("--prompt-ids", "9" * 5000), 2, "which is no token id"),
+    ],
+)
+def test_prompts_that_are_none_or_two_or_unknown(run, pair, arguments, code, said):
+    result = run("sample", pair[1], *arguments)
+    assert (result.code, result.out) == (code, "")
+    assert said in result.err
+    assert "hint: " in result.err
+
+
+def test_without_a_tokenizer_ids_are_the_way(run, pair):
+    result = run("sample", pair[1], "--prompt", "01")
+    assert (result.code, "--prompt-ids" in result.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "start", "ids", "pieces"),
+    [
+        (BytesTokenizer(), "a", [*"é日".encode(), 255], ["é", "日", "\ufffd"]),
+        (VocabularyTokenizer({"a": 0, "is": 1, " ": 2}, "test"), "a", [2, 1, 5, 0], [" ", "is", "\ufffda"]),
+        (IdsTokenizer(9), "1", [7, 0], [" 7", " 0"]),
+    ],
+    ids=["bytes", "words", "ids"],
+)
+def test_text_comes_in_whole_characters(tokenizer, start, ids, pieces):
+    assert list(text_of(tokenizer.encode(start).tolist(), ids, tokenizer)) == pieces
+
+
+def test_words_keep_the_spaces_between_them():
+    """A tokenizer that leaves out the space at the beginning of a text, as WordPiece does between words."""
+    import tokenizers
+
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"with": 0, "the": 1, "statement": 2}, unk_token="the"))
+    made = FileTokenizer(inner, "test")
+    assert "".join(text_of([0], [1, 2, 1], made)) == " the statement the"
 
 
 @pytest.mark.parametrize("temperature", ["1e-45", "1e-300", "1e300"])

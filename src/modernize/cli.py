@@ -22,6 +22,8 @@ from modernize.options import (
     TieOption,
     TokenizerOption,
     file_argument,
+    load_ready,
+    prompt_of,
     takes,
     tokenizer_for,
 )
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from modernize.console import Output
     from modernize.events import Settings
     from modernize.facts import Facts
-    from modernize.loading import Loaded
 
 app = typer.Typer(
     name="modernize",
@@ -238,7 +239,7 @@ def evaluate(
     from modernize.measure import evaluate as measure
     from modernize.show import show_evaluations
 
-    loaded = _load(checkpoint, facts, weights, device, out)
+    loaded = load_ready(checkpoint, facts, weights, device, out)
     contexts = context or [loaded.model.block_size]
     for length in contexts:
         check_context(loaded.model, length)
@@ -269,8 +270,8 @@ def compare(
     from modernize.measure import compare as measure
     from modernize.show import show_comparison
 
-    before = _load(old, facts, weights, device, out)
-    after = _load(new, facts, weights, device, out)
+    before = load_ready(old, facts, weights, device, out)
+    after = load_ready(new, facts, weights, device, out)
     check_comparable(before.model, after.model)
     corpus = reading.corpus(before)
     with out.progress("compare") as advance:
@@ -283,7 +284,11 @@ def compare(
 def sample(
     checkpoint: Ckpt,
     *,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What the text begins with.")],
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="What the text begins with.")] = None,
+    prompt_ids: Annotated[
+        str | None,
+        typer.Option("--prompt-ids", metavar="IDS", help='The same as token ids, "1, 2, 3"; then ids are written.'),
+    ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many to write.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest.")] = 1.0,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only among the K likeliest.")] = None,
@@ -294,22 +299,23 @@ def sample(
     weights: Weights,
     out: "Output",
 ) -> None:
-    """Let an old or a new checkpoint write."""
+    """Let an old or a new checkpoint write: an old one up to its context, a new one also past it."""
     from modernize.sample import write_text
+    from modernize.tokenizer import IdsTokenizer
 
-    loaded = _load(checkpoint, facts, weights, device, out)
-    chosen = tokenizer_for(loaded, tokenizer)
+    start = prompt_of(prompt, prompt_ids)
+    loaded = load_ready(checkpoint, facts, weights, device, out)
     pieces = write_text(
         loaded.model,
-        chosen,
-        prompt,
+        tokenizer_for(loaded, tokenizer) if prompt_ids is None else IdsTokenizer(loaded.model.vocab_size),
+        start,
         tokens=tokens,
         temperature=temperature,
         top_k=top_k or 0,
         seed=seed,
         tell=out.note,
     )
-    out.stream(prompt)
+    out.stream(start)
     try:
         for piece in pieces:
             out.stream(piece)
@@ -325,24 +331,6 @@ def dialects(*, out: "Output") -> None:
     from modernize.show import dialects_json, show_dialects
 
     out.answer(dialects_json(DIALECTS), lambda o: show_dialects(o, DIALECTS))
-
-
-# ---------------------------------------------------------------------------------------------- shared by commands
-
-
-def _load(path: Path, facts: "Facts", weights: Weights, device: DeviceName, out: "Output") -> "Loaded":
-    """A model, ready to be measured; half precision is widened, which no CPU is fast in."""
-    import torch
-
-    from modernize.devices import choose_device
-    from modernize.loading import load_whole
-
-    loaded = load_whole(path, facts=facts, weights=weights)
-    out.warnings(loaded.warnings)
-    if next(loaded.model.parameters()).dtype in (torch.float16, torch.bfloat16):
-        loaded.model.float()
-    loaded.model.to(choose_device(device))
-    return loaded
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Options that many commands share, and the decorator that hands them over in one piece.
+"""Options that many commands share, what they stand for, and the decorator that hands them over in one piece.
 
 A command that is decorated with `takes(...)` gets, beside its own options:
 
@@ -9,6 +9,7 @@ A command that is decorated with `takes(...)` gets, beside its own options:
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,12 @@ from modernize.choices import (
     Tie,
     Weights,
 )
+from modernize.errors import UsageError
 
 if TYPE_CHECKING:
+    from modernize.console import Output
     from modernize.data import Corpus
+    from modernize.facts import Facts
     from modernize.loading import Loaded
     from modernize.tokenizer import Tokenizer
 
@@ -131,11 +135,46 @@ class Reading:
         )
 
 
+def load_ready(path: Path, facts: "Facts", weights: Weights, device: DeviceName, out: "Output") -> "Loaded":
+    """A model, ready to be measured and to write; half precision is widened, which no CPU is fast in."""
+    import torch
+
+    from modernize.devices import choose_device
+    from modernize.loading import load_whole
+
+    loaded = load_whole(path, facts=facts, weights=weights)
+    out.warnings(loaded.warnings)
+    if next(loaded.model.parameters()).dtype in (torch.float16, torch.bfloat16):
+        loaded.model.float()
+    loaded.model.to(choose_device(device))
+    return loaded
+
+
 def tokenizer_for(loaded: "Loaded", option: str | None) -> "Tokenizer":
     """The tokenizer of a model, as the user names it or as it is found. Raises BadData."""
     from modernize.tokenizer import find_tokenizer
 
     return find_tokenizer(option, vocabulary=loaded.vocabulary, beside=loaded.path, vocab_size=loaded.model.vocab_size)
+
+
+def prompt_of(text: str | None, ids: str | None) -> str:
+    """What a sample begins with: --prompt as it is, or --prompt-ids with spaces between. Raises UsageError."""
+    if (text is None) == (ids is None):
+        given = "neither is given" if text is None else "both are given"
+        raise UsageError(
+            f"a sample begins with --prompt or with --prompt-ids, and {given}",
+            hint='give --prompt TEXT, or token ids: --prompt-ids "1, 2, 3"',
+        )
+    if ids is None:
+        return str(text)
+    words = ids.replace(",", " ").split()
+    strange = [word for word in words if not re.fullmatch(r"-?[0-9]{1,18}", word)]
+    if strange or not words:
+        raise UsageError(
+            f"--prompt-ids has {strange[0]!r}, which is no token id" if words else "--prompt-ids has no token id",
+            hint='give whole numbers with commas or spaces between: --prompt-ids "1, 2, 3"',
+        )
+    return " ".join(str(int(word)) for word in words)
 
 
 TokenizerOption = Annotated[

@@ -176,11 +176,11 @@ def write_text(
         seed=seed,
         tell=tell,
     )
-    return _pieces(start.tolist(), (int(following) for following in written), tokenizer)
+    return text_of(start.tolist(), (int(following) for following in written), tokenizer)
 
 
-def _pieces(start: Sequence[int], written: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of what is written after `start`.
+def text_of(start: Sequence[int], written: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of what is written after `start`, in pieces that are whole characters.
 
     A piece is read together with the one before it, because tokens may look otherwise where a text begins.
     """

@@ -1,4 +1,4 @@
-"""Text to token ids and back: by vocabulary (characters or words), by bytes, or by a tokenizer file.
+"""Text to token ids and back: by vocabulary (characters or words), by bytes, by a tokenizer file, or as plain numbers.
 
 `find_tokenizer` looks in this order: what the user names, what the checkpoint carries, what lies
 beside it, bytes for a vocabulary of 256.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 META = "meta.pkl"  # nanoGPT's vocabulary
 TOKENIZER_JSON = "tokenizer.json"
 VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"
+SHOWN_IDS = 8  # of those that a model does not know
 
 
 class Tokenizer(Protocol):
@@ -118,6 +119,35 @@ class FileTokenizer:
         return _digest(self._inner.to_str())
 
 
+class IdsTokenizer:
+    """Ids as they are, with spaces between, for a model that comes with no tokenizer."""
+
+    name = "ids"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of numbers with spaces between, (n,). Raises BadData with those that are not in the vocabulary."""
+        ids = [int(word) for word in text.split()]
+        unknown = list(dict.fromkeys(i for i in ids if not 0 <= i < self.size))
+        if unknown:
+            named = ", ".join(map(str, unknown[:SHOWN_IDS])) + (", …" if len(unknown) > SHOWN_IDS else "")
+            raise BadData(
+                f"--prompt-ids has {named}, and the model knows the ids 0 to {self.size - 1}",
+                hint="give ids that the model's own tokenizer made",
+            )
+        return np.array(ids, dtype=np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The ids with spaces between."""
+        return " ".join(str(int(i)) for i in ids)
+
+    def fingerprint(self) -> str:
+        """There is one of these for a vocabulary."""
+        return f"{self.name} {self.size}"
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -161,7 +191,7 @@ def _carried(vocabulary: Mapping[str, int], beside: Path, vocab_size: int) -> To
     raise BadData(
         f"{beside} comes with no tokenizer, so text cannot be read",
         hint="pass --tokenizer PATH (tokenizer.json, a folder with vocab.json and merges.txt, or meta.pkl), "
-        "or give token ids (.bin, .npy)",
+        "or give token ids (.bin, .npy, --prompt-ids)",
     )
 
 
