@@ -39,11 +39,45 @@ def test_a_line_for_each_tenth_where_there_is_no_terminal(capsys):
     assert lines[0] == "step 10/100  loss 10"
 
 
-def test_a_bar_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def test_a_notice_has_a_line_of_its_own_on_the_screen_that_it_shares_with_a_stream(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    out = Output()
+    out.stream("once upon")
+    out.note("past token 9")
+    out.stream(" a time\n")
+    out.note("done")
+    assert screen.getvalue() == "once upon\npast token 9\n a time\ndone\n"
+
+
+def test_a_notice_leaves_a_stream_whole_that_goes_elsewhere(capsys):
+    out = Output()
+    out.stream("once upon")
+    out.note("past token 9")
+    out.stream(" a time\n")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("once upon a time\n", "past token 9\n")
+
+
+def test_what_a_model_writes_cannot_steer_a_terminal_and_is_left_as_it_is_elsewhere(monkeypatch, capsys):
+    text = "a\x1b[2J\x9b\r\tb\u3000日\n"
+    Output().stream(text)
+    assert capsys.readouterr().out == text
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    Output().stream(text)
+    assert screen.getvalue() == "a\\x1b[2J\\x9b\\r\tb\u3000日\n"
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")

@@ -6,6 +6,7 @@ Nothing below this module prints. Text is never read as markup, and what cannot 
 import contextlib
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ SCHEMA = 1
 PATIENCE = 2.0  # seconds for which a stage of work is silent where there is no bar
 _PIPED_WIDTH = 240  # columns; nothing is folded for a program that reads
 _BLOCKS = "▏▎▍▌▋▊▉█"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
 
 class Output:
@@ -34,6 +36,7 @@ class Output:
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
         self.muted = False  # where another process says it all
+        self._line_is_open = False  # the answer stopped within a line
         self._out = _console(sys.stdout)
         self._err = _console(sys.stderr)
 
@@ -53,9 +56,10 @@ class Output:
         self._out.print(Text(printable(text), style=style), soft_wrap=True)
 
     def stream(self, text: str) -> None:
-        """A piece of the answer, at once and without an end of line."""
-        sys.stdout.write(text)
+        """A piece of the answer, at once and without an end of line; a terminal gets no control characters."""
+        sys.stdout.write(_CONTROL.sub(lambda found: _escape(found[0]), text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+        self._line_is_open = not text.endswith("\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
         """A table of the answer; `right` are the columns that hold numbers."""
@@ -77,6 +81,9 @@ class Output:
     def note(self, text: str) -> None:
         """Something on stderr that is neither a warning nor an error."""
         if not (self.quiet or self.muted):
+            if self._line_is_open and sys.stdout.isatty() and sys.stderr.isatty():
+                self._err.print()  # on the screen that both share, it gets a line of its own
+                self._line_is_open = False
             self._err.print(Text(printable(text)), soft_wrap=True)
 
     def warnings(self, texts: Sequence[str]) -> None:
@@ -173,7 +180,11 @@ def _finite(value: Any) -> Any:  # noqa: ANN401  (any plain value)
 
 def printable(text: str) -> str:
     """Text as it can be shown: control and other unprintable characters escaped, line ends kept."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def number(value: int) -> str:
