@@ -1,7 +1,5 @@
 """OldGPT and ModernGPT against forward passes written apart."""
 
-from dataclasses import replace
-
 import pytest
 import reference
 import tiny
@@ -22,17 +20,6 @@ VARIANTS = {
     "relu, scores over √width": {"activation": "relu", "attn_scale": "embd"},
     "another MLP and eps": {"n_inner": 48, "norm_eps": 1e-3},
 }
-
-
-def modern(**change):
-    base = Plan(bias="keep").config(tiny.spec())
-    config = replace(base, **change)
-    random = torch.Generator().manual_seed(8)
-    state = {}
-    for name, shape in config.shapes().items():
-        noise = torch.randn(shape, generator=random, dtype=torch.float64)
-        state[name] = noise / shape[-1] ** 0.5 if len(shape) == 2 else 0.2 * noise + name.endswith("gain")
-    return config, state
 
 
 @pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
@@ -84,7 +71,7 @@ MODERN = {
 
 @pytest.mark.parametrize("change", MODERN.values(), ids=MODERN)
 def test_modern_model_gives_the_reference_logits(change):
-    config, state = modern(**change)
+    config, state = tiny.modern(**change)
     ids = tiny.ids(tiny.spec())
     model = ModernGPT.from_state(config, state)
     wanted = torch.from_numpy(reference.modern_logits(state, config, ids))
@@ -94,7 +81,7 @@ def test_modern_model_gives_the_reference_logits(change):
 
 
 def test_modern_model_reads_past_the_trained_context():
-    config, state = modern()
+    config, state = tiny.modern()
     model = ModernGPT.from_state(config, state)
     ids = tiny.ids(tiny.spec(), length=50)
     wanted = torch.from_numpy(reference.modern_logits(state, config, ids))
@@ -122,27 +109,27 @@ def test_an_old_model_predicts_the_same_with_caches(change, first):
 @pytest.mark.parametrize("first", [1, 5, 40])
 @pytest.mark.parametrize("change", MODERN.values(), ids=MODERN)
 def test_a_modern_model_predicts_the_same_with_caches_also_past_its_context(change, first):
-    config, state = modern(**change)
+    config, state = tiny.modern(**change)
     model, ids = ModernGPT.from_state(config, state), tiny.ids(tiny.spec(), length=50)
     torch.testing.assert_close(by_caches(model, ids, first=first, room=50), model(ids), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("room", [1, 7, 49])
 def test_caches_grow_when_more_tokens_come_than_there_is_room_for(room):
-    config, state = modern()
+    config, state = tiny.modern()
     model, ids = ModernGPT.from_state(config, state), tiny.ids(tiny.spec(), length=50)
     torch.testing.assert_close(by_caches(model, ids, first=5, room=room), model(ids), rtol=0, atol=1e-9)
 
 
 def test_caches_are_used_where_activations_would_be_recomputed():
-    config, state = modern()
+    config, state = tiny.modern()
     model, ids = ModernGPT.from_state(config, state), tiny.ids(tiny.spec())
     model.recompute = True
     torch.testing.assert_close(by_caches(model, ids, first=5, room=16), model(ids), rtol=0, atol=1e-9)
 
 
 def test_tables_are_not_made_again_for_every_token_past_the_context(monkeypatch):
-    config, state = modern()
+    config, state = tiny.modern()
     model, made = ModernGPT.from_state(config, state), []
     monkeypatch.setattr(
         "modernize.model.build_rope_cache", lambda length, *more: made.append(length) or build_rope_cache(length, *more)
@@ -153,7 +140,7 @@ def test_tables_are_not_made_again_for_every_token_past_the_context(monkeypatch)
 
 
 def test_a_model_that_measured_can_still_be_trained():
-    config, state = modern()
+    config, state = tiny.modern()
     model = ModernGPT.from_state(config, state)
     with torch.inference_mode():
         model(tiny.ids(tiny.spec(), length=40))
@@ -162,7 +149,7 @@ def test_a_model_that_measured_can_still_be_trained():
 
 
 def test_a_tied_head_is_one_parameter():
-    config, state = modern()
+    config, state = tiny.modern()
     model = ModernGPT.from_state(config, state)
     assert model.head.weight is model.wte.weight
     assert "head.weight" not in model.to_state()
@@ -170,7 +157,7 @@ def test_a_tied_head_is_one_parameter():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_runs_and_stays_near(dtype):
-    config, state = modern()
+    config, state = tiny.modern()
     ids = tiny.ids(tiny.spec())
     wide = ModernGPT.from_state(config, state)(ids)
     narrow = ModernGPT.from_state(config, {n: t.to(dtype) for n, t in state.items()})(ids)
@@ -188,7 +175,7 @@ def test_reset_gives_the_plain_modern_model():
 
 
 def test_config_survives_json():
-    config, _ = modern()
+    config, _ = tiny.modern()
     assert ModernConfig.from_json(config.to_json()) == config
 
 
@@ -196,6 +183,6 @@ def test_config_survives_json():
     ("field", "value"), [("n_layer", 0), ("n_head", "4"), ("activation", "swish"), ("biases", ["x"])]
 )
 def test_a_config_that_cannot_be_is_refused(field, value):
-    config, _ = modern()
+    config, _ = tiny.modern()
     with pytest.raises(ValueError, match=field):
         ModernConfig.from_json(config.to_json() | {field: value})

@@ -21,7 +21,9 @@ from modernize.dialects.ops import (
     TRANSPOSE,
     TRANSPOSE_SPLIT3,
 )
-from modernize.spec import LINEARS, NORMS, GPTSpec, State
+from modernize.rewrite.plan import Plan
+from modernize.spec import LINEARS, NORMS, GPTSpec, ModernConfig, State
+from modernize.write import model_metadata, write_tensors
 
 ALL_BIASES = tuple(p for p in (*NORMS, *LINEARS) if p != "head")
 
@@ -56,6 +58,26 @@ def jittered(of: GPTSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
         else:
             state[name] = (1 + 0.2 * noise).to(dtype)
     return state
+
+
+def modern(**change) -> tuple[ModernConfig, State]:
+    """A modern model with every bias that a conversion can keep, and weights of a size that matters."""
+    config = replace(Plan(bias="keep").config(spec()), **change)
+    random = torch.Generator().manual_seed(8)
+    state = {}
+    for name, shape in config.shapes().items():
+        noise = torch.randn(shape, generator=random, dtype=torch.float64)
+        state[name] = noise / shape[-1] ** 0.5 if len(shape) == 2 else 0.2 * noise + name.endswith("gain")
+    return config, state
+
+
+def save_modern(path: Path, vocabulary: dict[str, int] | None = None, **change) -> Path:
+    """The same as a file that a conversion could have written, in float32."""
+    config, state = modern(**change)
+    state = {name: tensor.float() for name, tensor in state.items()}
+    metadata = model_metadata(config, sha256="0" * 64, dialect="nanogpt", init="fold", vocabulary=vocabulary or {})
+    write_tensors(path, state, metadata)
+    return path
 
 
 def ids(of: GPTSpec, batch: int = 3, length: int = 0, seed: int = 5) -> torch.Tensor:

@@ -10,11 +10,12 @@
     │   ├── MissingFact            something nobody said, asked for by option name
     │   ├── BadTensors             shapes or values that cannot be a model
     │   └── BadData                text or token ids that do not fit the model
+    │       └── MissingTokenizer   nothing names a tokenizer
     ├── OutputRefused           4  the output exists, is the input, or cannot be written
     └── TrainingStopped         5  a loss or a gradient that is no number
 
 The sentence names the file, the tensor or the option, what was found and what was expected; the hint is the next
-thing to try. `cli.py` turns them into two lines on stderr and the exit code.
+thing to try. `boundary.py` turns them into two lines on stderr and the exit code.
 """
 
 from typing import get_args
@@ -69,6 +70,10 @@ class BadTensors(InputRefused):
 
 class BadData(InputRefused):
     """Text or token ids that do not fit the model."""
+
+
+class MissingTokenizer(BadData):
+    """A model that nothing names a tokenizer for."""
 
 
 class OutputRefused(ModernizeError):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from modernize.choices import Activation
+from modernize.choices import ModernActivation
 from modernize.spec import State
 
 
@@ -16,17 +16,18 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATION_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATION_FUNCTIONS: dict[ModernActivation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": F.relu,
+    "silu": F.silu,
 }
 
 
 class MLP(nn.Module):
     """`down(act(up(x)))`, (B, T, n_embd) -> (B, T, n_embd)."""
 
-    def __init__(self, n_embd: int, n_inner: int, activation: Activation, biases: tuple[str, ...]) -> None:
+    def __init__(self, n_embd: int, n_inner: int, activation: ModernActivation, biases: tuple[str, ...]) -> None:
         super().__init__()
         self.up = nn.Linear(n_embd, n_inner, bias="up" in biases)
         self.down = nn.Linear(n_inner, n_embd, bias="down" in biases)

@@ -100,10 +100,8 @@ def _probabilities(logits: Tensor, top_k: int) -> Tensor:
     return logits.softmax(-1)
 
 
-def self_text(
-    model: OldGPT, *, sequences: int, length: int, seed: int, progress: Progress = silent
-) -> Iterator[Tensor]:
-    """What an old model writes of itself at temperature 1: the next ids (sequences,), `length` times.
+def self_text(model: Model, *, sequences: int, length: int, seed: int, progress: Progress = silent) -> Iterator[Tensor]:
+    """What a model writes of itself at temperature 1: the next ids (sequences,), `length` times.
 
     Every sequence begins with a token that the model itself wrote, after a few of chance, so that the first ones are as
     frequent as in its text; at most `block_size` positions are used, so `length` may be one more than that.
@@ -122,8 +120,8 @@ def self_text(
                 ids = _drawn(_next_logits(model, ids[:, None], caches), temperature=1.0, top_k=0, random=random)
 
 
-def self_corpus(model: OldGPT, *, context: int, tokens: int, seed: int, progress: Progress = silent) -> Corpus:
-    """DATA that an old model writes itself: rows of a context, `tokens` to train on and a tenth of that to judge.
+def self_corpus(model: Model, *, context: int, tokens: int, seed: int, progress: Progress = silent) -> Corpus:
+    """DATA that a model writes itself: rows of a context, `tokens` to train on and a tenth of that to judge.
 
     Deterministic by seed. Raises BadTensors for a model that predicts no finite numbers.
     """

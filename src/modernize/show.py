@@ -13,6 +13,7 @@ from modernize.spec import HOMES, GPTSpec, layerless
 if TYPE_CHECKING:
     from modernize.calibration import Calibration
     from modernize.conversion import Conversion
+    from modernize.exporting import Exported
     from modernize.inspection import Inspection, Parameters, TensorFate
     from modernize.measure import Comparison, Evaluation
     from modernize.rewrite.halves import BlockReport
@@ -233,6 +234,23 @@ def show_comparison(out: Output, found: "Comparison") -> None:
         labels.append(f"{wide.context:>9} new")
         values.append(wide.new)
     out.bars(labels, values)
+
+
+def show_export(out: Output, report: "Exported") -> None:
+    """What was written, how exact it is, and how it was checked."""
+    if out.quiet:
+        out.line(str(report.output))
+        return
+    out.line(
+        f"wrote {report.output} from {report.input}: {report.architecture}, {number(report.parameters)} parameters"
+    )
+    out.line(f"files: {', '.join(report.files)}")
+    if report.difference:
+        out.line(f"not exact: {report.difference}")
+    if report.checked:
+        out.line(f"loaded back by transformers {report.checked}, with the same logits")
+    else:
+        out.line("read back bit by bit; with transformers installed, its logits are compared as well")
 
 
 def dialects_json(dialects: Sequence[Dialect]) -> dict[str, Any]:

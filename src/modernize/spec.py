@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
-from modernize.choices import Activation, AttnScale
+from modernize.choices import Activation, AttnScale, ModernActivation
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,7 @@ State: TypeAlias = "dict[str, torch.Tensor]"
 Shape: TypeAlias = tuple[int, ...]
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+MODERN_ACTIVATIONS: tuple[ModernActivation, ...] = get_args(ModernActivation)
 ATTN_SCALES: tuple[AttnScale, ...] = get_args(AttnScale)
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # dtypes that weights may have
 NORMS = ("ln_1", "ln_2", "ln_f")  # parts of an old model that may carry a shift
@@ -58,7 +59,7 @@ class _Sizes:
     n_inner: int
     block_size: int
     vocab_size: int
-    activation: Activation
+    activation: ModernActivation
     norm_eps: float
     tied: bool
     biases: tuple[str, ...]
@@ -84,6 +85,7 @@ class GPTSpec(_Sizes):
     Scores are divided by √(head size) (`attn_scale` "head") or by √width ("embd"). `biases` are of NORMS and LINEARS.
     """
 
+    activation: Activation
     attn_scale: AttnScale
 
     def shapes(self) -> dict[str, Shape]:
@@ -131,7 +133,7 @@ class ModernConfig(_Sizes):
             raise ValueError(f"n_head is {heads}, n_kv_head {kv_heads}, n_embd {values['n_embd']}")
         if values["tied"] not in (True, False):
             raise ValueError(f"tied is {values['tied']!r}")
-        if values["activation"] not in ACTIVATIONS:
+        if values["activation"] not in MODERN_ACTIVATIONS:
             raise ValueError(f"activation is {values['activation']!r}")
         if set(values["biases"]) - set(LINEARS):
             raise ValueError(f"biases is {values['biases']!r}")

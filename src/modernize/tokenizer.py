@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernize.checkpoint.envelope import vocabulary_in
-from modernize.errors import BadData
+from modernize.errors import BadData, MissingTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -114,9 +114,13 @@ class FileTokenizer:
         """The text of ids."""
         return str(self._inner.decode([int(i) for i in ids], skip_special_tokens=False))
 
+    def to_str(self) -> str:
+        """All of it, as `tokenizer.json` has it."""
+        return str(self._inner.to_str())
+
     def fingerprint(self) -> str:
         """Of everything that the package says of it."""
-        return _digest(self._inner.to_str())
+        return _digest(self.to_str())
 
 
 class IdsTokenizer:
@@ -155,7 +159,7 @@ def _digest(text: str) -> str:
 def find_tokenizer(option: str | None, *, vocabulary: Mapping[str, int], beside: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer for a checkpoint: `option` as the user gave it, its own `vocabulary`, or a file beside its path.
 
-    Raises BadData where there is none, where it cannot be read, or where it has more tokens than the model.
+    Raises MissingTokenizer where there is none, BadData where it cannot be read or has more tokens than the model.
     """
     found = _named(option) if option else _carried(vocabulary, beside, vocab_size)
     if found.size > vocab_size:
@@ -188,7 +192,7 @@ def _carried(vocabulary: Mapping[str, int], beside: Path, vocab_size: int) -> To
         return _named(str(folder))
     if vocab_size == 256:
         return BytesTokenizer()
-    raise BadData(
+    raise MissingTokenizer(
         f"{beside} comes with no tokenizer, so text cannot be read",
         hint="pass --tokenizer PATH (tokenizer.json, a folder with vocab.json and merges.txt, or meta.pkl), "
         "or give token ids (.bin, .npy, --prompt-ids)",

@@ -1,7 +1,12 @@
 """Absorb biases into the weights beside them, and move a tied head's bias into the last block."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+
+from modernize.rewrite.work import moment
+from modernize.spec import ModernConfig, State
 
 RIDGE = 1e-5  # of the mean square of an input
 
@@ -43,3 +48,15 @@ def stream_shift(head: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
     eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     shift: Tensor = torch.linalg.solve(gram + floor * eye, rows.T @ wanted)
     return shift
+
+
+def without_head_bias(state: State, config: ModernConfig, states: Tensor) -> tuple[State, ModernConfig, float]:
+    """A modern State whose head bias is absorbed by its weight, and R² of that; a tied head gets a matrix of its own.
+
+    states (n, d) are what the head reads on some text.
+    """
+    new, direction = dict(state), direction_of_one(moment(states), states.double().mean(0))
+    weight, bias = new.get("head.weight", new["wte.weight"]), new.pop("head.bias")
+    new["head.weight"] = absorb(weight, bias, direction.to(weight.dtype))
+    without = replace(config, tied=False, biases=tuple(part for part in config.biases if part != "head"))
+    return {name: new[name] for name in without.shapes()}, without, share_absorbed(states, direction)
