@@ -434,6 +434,11 @@ def test_two_outputs_are_two_files(run, new, data, tmp_path):
     assert (result.code, "same file" in result.err) == (2, True)
 
 
+def test_a_plot_is_a_png(run, new, data, tmp_path):
+    result = run("finetune", new, "--data", data, "--steps", 1, "--plot", tmp_path / "curves.pdf")
+    assert (result.code, "not named .png" in result.err, "curves.png" in result.err) == (2, True, True)
+
+
 def test_a_log_that_cannot_be_written_is_exit_four(run, new, data, tmp_path):
     (tmp_path / "sealed").mkdir(mode=0o555)
     log = "/proc/x.jsonl"

@@ -49,6 +49,7 @@ DeviceOption = Annotated[DeviceName, typer.Option("--device", help="auto takes C
 BiasOption = Annotated[Bias, typer.Option("--bias", help="What becomes of biases.")]
 TieOption = Annotated[Tie, typer.Option("--tie", help="auto unties a tied head only where tying would do harm.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1)]
+PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Curves of the losses.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
 
 _FACTS_PANEL = "Facts that a file cannot say"
@@ -132,6 +133,19 @@ class Reading:
             tokenizer=lambda: tokenizer_for(loaded, self.tokenizer),
             vocab_size=loaded.model.vocab_size,
             dtype=self.data_dtype,
+        )
+
+    def files(self, *checkpoints: Path) -> tuple[Path, ...]:
+        """Every file from which these checkpoints, their DATA and its tokenizer could be read."""
+        from modernize.checkpoint import files_of
+        from modernize.data import data_files
+        from modernize.tokenizer import tokenizer_files
+
+        tokenizers = [*checkpoints, *([Path(self.tokenizer)] if self.tokenizer else [])]
+        return (
+            *(file for path in checkpoints for file in files_of(path)),
+            *data_files(self.data),
+            *(file for path in tokenizers for file in tokenizer_files(path)),
         )
 
 

@@ -94,7 +94,7 @@ def tune(
     _check_outputs(job)
     world.wait()  # so that nobody finds what another is about to write
     if job.plot:
-        check_plot()
+        check_plot(job.plot)
     model, stored = _modern(job.checkpoint)
     dtype = next(model.parameters()).dtype
     teacher = None

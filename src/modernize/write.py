@@ -1,13 +1,14 @@
-"""Write: one safetensors file, whole or not at all.
+"""Write: a file, whole or not at all, and above all the safetensors file of a model.
 
 The bytes are laid out here and not by the safetensors package because that writes metadata in an order that changes
 from run to run, and the same conversion has to give the same bytes. (Layout: 8 bytes of length, a JSON header, data.)
 """
 
+import itertools
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,12 @@ def model_metadata(
 
 
 def write_tensors(path: Path, state: State, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file beside its final place, and move it there when it is whole.
+    """Write a safetensors file, whole or not at all. Raises OutputRefused; see `write_whole`."""
+    write_whole(path, itertools.chain([_header(state, metadata)], map(_bytes, state.values())))
+
+
+def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file beside its final place, and move it there when it is whole.
 
     Raises OutputRefused when it cannot be written; what was there before is then still there.
     """
@@ -106,9 +112,7 @@ def write_tensors(path: Path, state: State, metadata: Mapping[str, str]) -> None
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(descriptor, "wb") as stream:
-                stream.write(_header(state, metadata))
-                for tensor in state.values():
-                    stream.write(_bytes(tensor))
+                stream.writelines(parts)
                 stream.flush()
                 os.fsync(stream.fileno())
             aside.replace(target)

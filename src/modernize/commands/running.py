@@ -9,6 +9,8 @@ from modernize.choices import Split, Weights
 from modernize.options import (
     Ckpt,
     DeviceOption,
+    Force,
+    PlotOption,
     Reading,
     SeedOption,
     TokenizerOption,
@@ -64,6 +66,8 @@ def compare(
     *,
     reading: Reading,
     device: DeviceOption = "auto",
+    plot: PlotOption = None,
+    force: Force = False,
     facts: "Facts",
     weights: Weights,
     out: "Output",
@@ -71,8 +75,13 @@ def compare(
     """Measure an old and a new checkpoint side by side, also past the old context."""
     from modernize.measure import check_comparable
     from modernize.measure import compare as measure
+    from modernize.plot import check_plot, plot_comparison
     from modernize.show import show_comparison
+    from modernize.write import check_output
 
+    if plot:
+        check_output(plot, inputs=reading.files(old, new), force=force)
+        check_plot(plot)
     before = load_ready(old, facts, weights, device, out)
     after = load_ready(new, facts, weights, device, out)
     check_comparable(before.model, after.model)
@@ -80,6 +89,8 @@ def compare(
     with out.progress("compare") as advance:
         found = measure(before.model, after.model, corpus, progress=advance)
     out.answer(found.to_json(), lambda o: show_comparison(o, found))
+    if plot:
+        plot_comparison(found, plot)
 
 
 @takes(json=False)

@@ -8,6 +8,7 @@ import typer
 from modernize.choices import Weights
 from modernize.options import (
     Force,
+    PlotOption,
     Reading,
     file_argument,
     takes,
@@ -34,7 +35,7 @@ def finetune(
         bool, typer.Option("--resume", help="Go on with the run that was saved beside OUT, where there is one.")
     ] = False,
     log: Annotated[Path | None, typer.Option("--log", metavar="FILE.jsonl", help="Every event, a line each.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Curves of the losses.")] = None,
+    plot: PlotOption = None,
     force: Force = False,
     settings: "Settings",
     facts: "Facts",
