@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from modernize.console import Output, number, printable
+from modernize.console import Output, bar, number, printable
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,10 @@ def test_quiet_says_nothing_but_the_answer(capsys):
     assert (captured.out, captured.err) == ("answer\n", "")
 
 
-def test_bars_are_as_long_as_their_values(capsys):
-    Output().bars(["a", "bb"], [1.0, 2.0], width=8)
-    first, second = capsys.readouterr().out.splitlines()
-    assert (first.count("█"), second.count("█")) == (4, 8)
-    assert first.endswith("1.000")
+def test_bars_are_as_long_as_their_values():
+    assert [bar(value, 2.0, width=8) for value in (2.0, 1.0, 0.25, 0.3125, 0.0)] == ["█" * 8, "█" * 4, "█", "█▎", ""]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_length_has_no_bar(value):
+    assert bar(value, max(value, 2.0)) == bar(1.0, 0.0) == ""

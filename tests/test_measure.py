@@ -1,7 +1,9 @@
 """`eval`, `compare` and `sample`."""
 
+import errno
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ import reference
 import tiny
 import torch
 
+from modernize.errors import OutputRefused
 from modernize.loading import load
 from modernize.measure import compare, evaluate
 from modernize.old import OldGPT
+from modernize.plot import plot_comparison
 from modernize.sample import generate, text_of
 from modernize.tokenizer import BytesTokenizer, FileTokenizer, IdsTokenizer, VocabularyTokenizer
 
@@ -146,11 +150,105 @@ def test_kl_and_agreement_are_those_of_the_definition(pair, data):
     assert found.top1_agreement == pytest.approx(float((a.argmax(-1) == b.argmax(-1)).double().mean()), abs=1e-9)
 
 
-def test_compare_for_people_draws_a_chart(run, pair, data):
+def rows_of(shown, first):
+    """Cells of the table whose first column is called so, by their first one."""
+    lines = shown.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split()[:1] == [first])
+    end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
+    return {cells[0]: cells[1:] for cells in (re.split(r"\s{2,}", line.strip()) for line in lines[start + 1 : end])}
+
+
+def test_compare_for_people_has_losses_by_position_and_by_context(run, pair, data):
     shown = run("compare", *pair, "--data", data).out
-    assert "loss by position" in shown
-    assert "█" in shown
-    assert "64 new" in shown
+    found = run("compare", *pair, "--data", data, "--json").json
+    positions = rows_of(shown, "position")
+    assert list(positions) == [f"{i}-{i + 1}" for i in range(0, 16, 2)]
+    for row in found["by_position"]:
+        cells = positions[f"{row['start']}-{row['end'] - 1}"]
+        assert cells[:3] == [f"{row['old']:.4f}", f"{row['new']:.4f}", f"{row['new'] - row['old']:+.4f}"]
+        assert cells[3].startswith("█")
+    contexts = rows_of(shown, "context")
+    assert list(contexts) == ["16 (1×)", "32 (2×)", "64 (4×)"]
+    one, two, four = found["beyond_context"]
+    assert contexts["16 (1×)"][:2] == [f"{one['old']:.4f}", f"{one['new']:.4f}"]
+    assert [contexts["32 (2×)"][0], contexts["64 (4×)"][0]] == [f"{two['new']:.4f}", f"{four['new']:.4f}"]
+
+
+def test_compare_draws_its_losses(run, pair, data, tmp_path):
+    pytest.importorskip("matplotlib")
+    plain = run("compare", *pair, "--data", data, "--json").json
+    result = run("compare", *pair, "--data", data, "--plot", tmp_path / "p.png", "--json")
+    assert (result.code, result.json) == (0, plain)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_data_of_one_context_can_be_drawn(run, pair, tmp_path):
+    pytest.importorskip("matplotlib")
+    np.save(tmp_path / "rows.npy", np.arange(170).reshape(10, 17) % 61)
+    result = run("compare", *pair, "--data", tmp_path / "rows.npy", "--plot", tmp_path / "p.png")
+    assert (result.code, list(rows_of(result.out, "context"))) == (0, ["16 (1×)"])
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    """Whoever loads a checkpoint fails."""
+
+    def loaded(*args, **kwargs):
+        raise AssertionError("work was done before the outputs were checked")
+
+    monkeypatch.setattr("modernize.loading.load_whole", loaded)
+
+
+def test_an_existing_plot_is_refused_before_any_work_unless_forced(run, pair, data, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "p.png"
+    plot.write_bytes(b"precious")
+    with monkeypatch.context() as patch:
+        patch.setattr("modernize.loading.load_whole", None)
+        result = run("compare", *pair, "--data", data, "--plot", plot)
+    assert (result.code, "exists already" in result.err, plot.read_bytes()) == (4, True, b"precious")
+    assert run("compare", *pair, "--data", data, "--plot", plot, "--force").code == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("p.pdf", 2, "not named .png"), ("gone/p.png", 4, "there is no folder")]
+)
+def test_a_plot_that_cannot_be_is_refused_before_any_work(run, pair, data, tmp_path, no_work, name, code, said):
+    result = run("compare", *pair, "--data", data, "--plot", tmp_path / name)
+    assert (result.code, said in result.err, result.out) == (code, True, "")
+    assert "hint: " in result.err
+
+
+def test_what_is_compared_is_never_the_plot(run, pair, data, no_work):
+    for source in (*pair, data / "val.bin"):
+        before = source.read_bytes()
+        result = run("compare", *pair, "--data", data, "--plot", source, "--force")
+        assert (result.code, source.read_bytes()) == (4, before)
+
+
+def test_without_matplotlib_a_plot_is_refused_before_any_work(run, pair, data, tmp_path, no_work, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = run("compare", *pair, "--data", data, "--plot", tmp_path / "p.png")
+    assert (result.code, "needs matplotlib" in result.err, "modernize-gpt[plot]" in result.err) == (2, True, True)
+
+
+def test_a_plot_is_written_whole_or_not_at_all(pair, data, tmp_path, monkeypatch):
+    """A disk that fills up while it is written leaves what was there, and nothing beside it."""
+    pytest.importorskip("matplotlib")
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    plot = tmp_path / "p.png"
+    plot.write_bytes(b"precious")
+    found = compare(load(pair[0]), load(pair[1]), data)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OutputRefused, match="No space left"):
+        plot_comparison(found, plot)
+    assert plot.read_bytes() == b"precious"
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_models_of_different_vocabularies_are_not_compared(run, pair, data, tmp_path):

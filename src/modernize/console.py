@@ -70,14 +70,6 @@ class Output:
             table.add_row(*(Text(printable(cell)) for cell in row))
         self._out.print(table)
 
-    def bars(self, labels: Sequence[str], values: Sequence[float], *, width: int = 32) -> None:
-        """A small chart: a bar a line, as long as the value."""
-        top, pad = max(values, default=1.0) or 1.0, max(map(len, labels), default=0)
-        for label, value in zip(labels, values, strict=True):
-            eighths = round(8 * width * max(value, 0) / top)
-            bar = "█" * (eighths // 8) + (_BLOCKS[eighths % 8 - 1] if eighths % 8 else "")
-            self.line(f"{label:<{pad}}  {bar} {value:.3f}")
-
     def note(self, text: str) -> None:
         """Something on stderr that is neither a warning nor an error."""
         if not (self.quiet or self.muted):
@@ -185,6 +177,13 @@ def printable(text: str) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def bar(value: float, top: float, *, width: int = 24) -> str:
+    """A value as a bar of blocks, which is `width` characters long at `top`; none for what is no number above zero."""
+    share = value / top if top > 0 else 0.0
+    eighths = round(8 * width * share) if 0 < share <= 1 else 0
+    return "█" * (eighths // 8) + (_BLOCKS[eighths % 8 - 1] if eighths % 8 else "")
 
 
 def number(value: int) -> str:

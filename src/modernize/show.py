@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from modernize.console import Output, number
+from modernize.console import Output, bar, number
 from modernize.dialects import Dialect
 from modernize.operations import rope_operations, saved_additions
 from modernize.progress import Stages
@@ -206,7 +206,7 @@ def show_evaluations(out: Output, found: "Sequence[Evaluation]") -> None:
 
 
 def show_comparison(out: Output, found: "Comparison") -> None:
-    """Both models in one table, then losses by position and past the old context as a chart."""
+    """Both models in one table, then losses by position and by context, also past the old one."""
     out.table(
         ("", "old", "new"),
         [
@@ -217,23 +217,26 @@ def show_comparison(out: Output, found: "Comparison") -> None:
         right=(1, 2),
     )
     out.line(f"KL(old ‖ new) {found.kl:.4f} nats; the likeliest token agrees in {100 * found.top1_agreement:.1f} %")
-    labels: list[str] = []
-    values: list[float] = []
-    for row in found.by_position:
-        span = f"{row.start}-{row.end - 1}"
-        labels += [f"{span:>9} old", f"{'':>9} new"]
-        values += [row.old, row.new]
     out.line("\nloss by position in the window")
-    out.bars(labels, values)
+    rows = [(f"{row.start}-{row.end - 1}", row.old, row.new) for row in found.by_position]
+    _old_and_new(out, "position", rows)
     out.line("\nloss by context (the old model has no positions past its own)")
-    labels, values = [], []
-    for wide in found.beyond_context:
-        if wide.old is not None:
-            labels.append(f"{wide.context:>9} old")
-            values.append(wide.old)
-        labels.append(f"{wide.context:>9} new")
-        values.append(wide.new)
-    out.bars(labels, values)
+    trained = found.old.context
+    _old_and_new(
+        out,
+        "context",
+        [(f"{row.context} ({row.context / trained:g}×)", row.old, row.new) for row in found.beyond_context],
+    )
+
+
+def _old_and_new(out: Output, place: str, losses: Sequence[tuple[str, float | None, float]]) -> None:
+    """A table of losses, with bars of the new model's."""
+    top = max((new for _, _, new in losses), default=0.0)
+    rows = []
+    for label, old, new in losses:
+        known = ("", "") if old is None else (f"{old:.4f}", f"{new - old:+.4f}")
+        rows.append((label, known[0], f"{new:.4f}", known[1], bar(new, top)))
+    out.table((place, "old", "new", "difference", ""), rows, right=(0, 1, 2, 3))
 
 
 def show_export(out: Output, report: "Exported") -> None:
