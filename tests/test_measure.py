@@ -442,6 +442,17 @@ def test_extreme_temperatures(run, speaking, temperature):
     assert run("sample", speaking[1], "--prompt", "01", "--temperature", temperature).code == 0
 
 
+def test_logits_that_a_cold_temperature_makes_infinite_are_the_likeliest():
+    spec = tiny.spec(tied=False)
+    model, start = OldGPT.from_state(spec, tiny.jittered(spec)), tiny.ids(spec, length=4)
+    model.head.weight.mul_(1e35)
+    logits = model(start)[:, -1]
+    assert torch.isfinite(logits).all()
+    assert torch.isinf(logits / 1e-5).any()
+    (found,) = generate(model, start, tokens=1, temperature=1e-5)
+    assert torch.isinf(logits.gather(1, found[:, None]) / 1e-5).all()
+
+
 @pytest.mark.parametrize("temperature", ["nan", "-1"])
 def test_temperatures_that_are_none(run, speaking, temperature):
     result = run("sample", speaking[1], "--prompt", "01", "--temperature", temperature)

@@ -90,7 +90,8 @@ def _drawn(logits: Tensor, *, temperature: float, top_k: int, random: torch.Gene
     """(B, vocab) -> ids (B,)."""
     if temperature < COLDEST:
         return logits.argmax(-1)
-    return torch.multinomial(_probabilities(logits / temperature, top_k), 1, generator=random)[:, 0]
+    sharper = (logits / temperature).nan_to_num()  # what overflows becomes the largest number there is
+    return torch.multinomial(_probabilities(sharper, top_k), 1, generator=random)[:, 0]
 
 
 def _probabilities(logits: Tensor, top_k: int) -> Tensor:
