@@ -23,7 +23,7 @@ ORDER = (
     ("loading", "tokenizer"),
     ("text",),
     ("data", "devices"),
-    ("measure", "memory", "optim", "parallel", "recipe"),
+    ("feed", "measure", "memory", "optim", "parallel", "recipe"),
     ("matching", "trial"),
     ("objective", "inspection"),
     ("run", "sample"),

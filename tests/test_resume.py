@@ -252,7 +252,7 @@ def test_a_signal_saves_once_and_leaves(new, data, tmp_path, sent, code):
 def train(interrupts):
     """As far as the event with which training starts."""
     started = Started(
-        steps=1, done=0, before=1.0, old=None, lr=1.0, distill=0.5, match=False, batch_size=1, block_size=1,
+        steps=1, done=0, before=1.0, old=None, lr=1.0, distill=0.5, match=False, batch_size=1, block_size=1, longest=1,
         device="cpu", dtype="float32",
         processes=1, sharded=False, validation_tokens=1,
     )  # fmt: skip

@@ -66,16 +66,22 @@ def test_the_best_weights_are_kept(new, data):
     assert all(torch.equal(before[n], t) for n, t in model.to_state().items())
 
 
-def test_what_is_told_is_half_cross_entropy_and_half_kl(new, nano, data):
-    """Without an update in between, the first step's loss is that of its own batch; matched states are not in it."""
+@pytest.mark.parametrize("block", [16, 24, 32])
+def test_what_is_told_is_half_cross_entropy_and_half_kl(new, nano, data, block):
+    """Without an update in between, the first step's loss is that of its own batch; matched states are not in it.
+
+    A window past the teacher's context he reads in pieces.
+    """
     student, teacher = load(new), load(nano)
-    step = next(e for e in finetune(load(new), data, **QUICK, teacher=teacher, seed=3) if isinstance(e, Stepped))
+    told = finetune(load(new), data, **QUICK, teacher=teacher, seed=3, block_size=block, target_context=block)
+    step = next(e for e in told if isinstance(e, Stepped))
     corpus = load_corpus(data, tokenizer=lambda: None, vocab_size=61)
-    starts = np.random.default_rng(3).integers(0, len(corpus.train) - 16, 4)
-    window = torch.from_numpy(np.stack([corpus.train[s : s + 17] for s in starts]).astype(np.int64))
+    starts = np.random.default_rng(3).integers(0, len(corpus.train) - block, 4)
+    window = torch.from_numpy(np.stack([corpus.train[s : s + block + 1] for s in starts]).astype(np.int64))
     x, y = window[:, :-1], window[:, 1:]
     with torch.no_grad():
-        a, b = teacher(x).log_softmax(-1), student(x).log_softmax(-1)
+        a = torch.cat([teacher(x[:, :16]), *([teacher(x[:, 16:])] if block > 16 else [])], dim=1).log_softmax(-1)
+        b = student(x).log_softmax(-1)
         wanted = 0.5 * token_losses(b, y).mean() + 0.5 * (a.exp() * (a - b)).sum(-1).mean()
     assert step.loss == pytest.approx(wanted.item(), abs=1e-5)
 
@@ -205,7 +211,7 @@ def test_compiling_is_tried_with_the_batch_that_is_trained(new, nano, data, monk
     compiled, plain = (
         events_of(new, data, compile=compile, teacher=load(nano) if taught else None) for compile in (True, False)
     )
-    assert set(seen) == {((4, 16), False)}
+    assert set(seen) == {((4, 16), False), ((2, 32), False), ((1, 64), False)}
     assert [e.loss for e in compiled if isinstance(e, Stepped)] == [e.loss for e in plain if isinstance(e, Stepped)]
 
 
@@ -323,10 +329,45 @@ def test_words_that_are_none(new, data, wrong):
         finetune(load(new), data, **wrong)
 
 
-def test_a_block_past_the_teacher_is_refused(new, nano, data):
-    with pytest.raises(UsageError, match="16 positions"):
-        finetune(load(new), data, teacher=load(nano), block_size=32)
-    assert events_of(new, data, block_size=32, steps=2)[0].block_size == 32
+def test_a_block_past_the_teacher_is_taught_as_far_as_he_reaches(new, nano, data):
+    started = events_of(new, data, teacher=load(nano), block_size=32, steps=2)[0]
+    assert (started.block_size, started.longest) == (32, 64)
+
+
+def test_windows_are_as_long_as_data_has_them(new, data, tmp_path):
+    assert events_of(new, data, steps=1)[0].longest == 64
+    assert events_of(new, data, steps=1, target_context=40)[0].longest == 32
+    ids = np.arange(600) % 61
+    np.save(tmp_path / "short.npy", ids[:200])
+    assert events_of(new, tmp_path / "short.npy", steps=1, block_size=4, target_context=128)[0].longest == 128
+    with pytest.raises(BadData, match="no window of 256"):
+        events_of(new, tmp_path / "short.npy", steps=1, block_size=4, target_context=256)
+    with pytest.raises(UsageError, match="below the window of 16"):
+        events_of(new, data, steps=1, target_context=8)
+    np.save(tmp_path / "rows.npy", ids.reshape(40, 15))
+    assert events_of(new, tmp_path / "rows.npy", steps=1)[0].longest == 16
+
+
+def test_what_was_trained_on_longer_windows_says_so(new, data):
+    model = load(new)
+    assert model.config.trained_context == 16
+    list(finetune(model, data, **QUICK))
+    assert (model.config.trained_context, model.config.block_size) == (64, 16)
+    list(finetune(model, data, **QUICK, target_context=16))
+    assert model.config.trained_context == 64
+
+
+def test_silu_is_put_in_the_place_of_gelu_and_trained(run, new, nano, data, tmp_path):
+    out = tmp_path / "out.safetensors"
+    options = ("--data", data, "--steps", 20, "--batch-size", 4, "--teacher", nano, "--activation", "silu", "-o", out)
+    found = run("finetune", new, *options, "--json")
+    assert found.code == 0, found.err
+    model, before = load(out), load(new)
+    assert (before.config.activation, model.config.activation) == ("gelu", "silu")
+    assert model.h[0].mlp.activation == "silu"
+    assert found.json["loss"]["best"] < found.json["loss"]["before"]
+    whole = modernize.export(out, tmp_path / "folder", to="llama")
+    assert whole.difference is None
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(new, tmp_path, data):

@@ -19,6 +19,8 @@ class Settings:
     steps: int = 200
     batch_size: int = 0
     block_size: int = 0
+    target_context: int = 0
+    activation: Literal["keep", "silu"] = "keep"
     grad_accum: int = 1
     lr: float = 0.0
     optimizer: OptimizerName = "auto"
@@ -43,6 +45,7 @@ class Settings:
             ("steps", 1),
             ("batch_size", 0),
             ("block_size", 0),
+            ("target_context", 0),
             ("grad_accum", 1),
             ("warmup", 0),
             ("checkpoint_every", 0),
@@ -52,7 +55,12 @@ class Settings:
                     f"--{name.replace('_', '-')} {getattr(self, name)} is below {low}",
                     hint="give a larger number",
                 )
-        for option, words in (("optimizer", OptimizerName), ("device", DeviceName), ("dtype", PrecisionName)):
+        for option, words in (
+            ("optimizer", OptimizerName),
+            ("device", DeviceName),
+            ("dtype", PrecisionName),
+            ("activation", Literal["keep", "silu"]),
+        ):
             check_choice(option, getattr(self, option), words)
         if self.distill is not None and not 0 <= self.distill <= 1:
             raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
@@ -75,6 +83,7 @@ class Started:
     match: bool
     batch_size: int
     block_size: int
+    longest: int  # window, in tokens
     device: str
     dtype: str
     processes: int

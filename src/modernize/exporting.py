@@ -12,7 +12,7 @@ import torch
 from modernize.choices import DataDType, DTypeName, Runtime
 from modernize.data import SELF, Corpus, load_corpus_for
 from modernize.errors import MissingTokenizer, UsageError, check_choice
-from modernize.loading import Loaded, load_whole
+from modernize.loading import AS_WRITTEN, Loaded, Rope, load_whole
 from modernize.measure import compare
 from modernize.model import ModernGPT
 from modernize.progress import Stages, unseen
@@ -97,6 +97,7 @@ def export(
     calibrate: str | Path | Corpus = SELF,
     data_dtype: DataDType = "uint16",
     seed: int = 0,
+    rope: Rope = AS_WRITTEN,
     force: bool = False,
     progress: Stages = unseen,
 ) -> Exported:
@@ -119,7 +120,7 @@ def export(
     ):
         check_choice(option, word, words)
     check_folder(folder, source=new, force=force)
-    loaded = load_whole(new)
+    loaded = load_whole(new, rope=rope)
     model, stored = _modern(loaded)
     _check_activation(model.config, to, new)
     chosen, warnings = _tokenizer(loaded, tokenizer)
@@ -134,7 +135,7 @@ def export(
     after = ModernGPT.from_state(form.config, {name: tensor.float() for name, tensor in state.items()})
     difference = _difference(model, after, text, progress) if text else None
     layout = RUNTIMES[to](state, form.config)
-    tokens = files_for(chosen, context=form.config.block_size) if chosen else None
+    tokens = files_for(chosen, context=form.config.trained_context) if chosen else None
     notes = [*form.notes, *([f"measured {difference}"] if difference else [])]
     settings = layout.config | _ends(tokens) | _dtypes(wanted) | {"modernize": facts_of(stored)}
     with whole_folder(folder) as aside:

@@ -1,7 +1,8 @@
 """Load any checkpoint as a model that runs: a ModernGPT from a file that modernize wrote, an OldGPT from any other."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -9,9 +10,11 @@ import torch
 
 from modernize.checkpoint import open_checkpoint
 from modernize.choices import Weights
+from modernize.errors import UsageError
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.recognise import Facts, not_finite, recognise
+from modernize.spec import ModernConfig
 from modernize.stored import Stored, stored_in
 
 Model: TypeAlias = OldGPT | ModernGPT
@@ -28,16 +31,44 @@ class Loaded:
     warnings: tuple[str, ...]
 
 
-def load(path: str | Path, *, facts: Facts | None = None, weights: Weights = "model") -> Model:
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """How a modern model turns queries and keys, where that is not to be as its file says: another base, or positions
+    divided by a scale (position interpolation, Chen et al. 2023). None is as the file says.
+
+    Raises UsageError for numbers that cannot be.
+    """
+
+    base: float | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.base is not None and not 1 < self.base < math.inf:
+            raise UsageError(f"--rope-base {self.base} is not a number above 1", hint="10000 is usual")
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            raise UsageError(f"--rope-scale {self.scale} is not a number above 0", hint="2 halves every distance")
+
+    def of(self, config: ModernConfig) -> ModernConfig:
+        """The same model, turned so."""
+        base, scale = self.base or config.rope_base, self.scale or config.rope_scale
+        return replace(config, rope_base=base, rope_scale=scale)
+
+
+AS_WRITTEN = Rope()
+
+
+def load(path: str | Path, *, facts: Facts | None = None, weights: Weights = "model", rope: Rope = AS_WRITTEN) -> Model:
     """The model of a checkpoint, on the CPU in its stored dtype: an nn.Module, `model(ids)` -> logits (B, T, vocab).
 
     A modern model comes ready to be trained, an old one frozen. Raises InputRefused; see `open_checkpoint` and
-    `recognise`.
+    `recognise`; and UsageError for another RoPE of an old model.
     """
-    return load_whole(path, facts=facts, weights=weights).model
+    return load_whole(path, facts=facts, weights=weights, rope=rope).model
 
 
-def load_whole(path: str | Path, *, facts: Facts | None = None, weights: Weights = "model") -> Loaded:
+def load_whole(
+    path: str | Path, *, facts: Facts | None = None, weights: Weights = "model", rope: Rope = AS_WRITTEN
+) -> Loaded:
     """The same with its vocabulary, its history and the warnings about it. float16 and bfloat16 stay as they are."""
     checkpoint = open_checkpoint(path, weights=weights)
     stored = stored_in(checkpoint)
@@ -48,10 +79,14 @@ def load_whole(path: str | Path, *, facts: Facts | None = None, weights: Weights
                 raise not_finite(checkpoint, name)
         return Loaded(
             path=checkpoint.path,
-            model=ModernGPT.from_state(stored.config, state),
+            model=ModernGPT.from_state(rope.of(stored.config), state),
             vocabulary=stored.vocabulary,
             stored=stored,
             warnings=checkpoint.warnings,
+        )
+    if rope != AS_WRITTEN:
+        raise UsageError(
+            f"{path} is an old model, which has no RoPE to change", hint="leave out --rope-base and --rope-scale"
         )
     found = recognise(checkpoint, facts)
     state = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.state().items()}

@@ -42,16 +42,17 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def build_rope_cache(
-    seq_len: int, head_dim: int, base: float = 10000.0, device: str | torch.device = "cpu"
+    seq_len: int, head_dim: int, base: float = 10000.0, device: str | torch.device = "cpu", *, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Tables `cos, sin` of the angles m·θᵢ, θᵢ = base^(−2i/head_dim), each (seq_len, head_dim/2) in float32.
 
-    Angles are multiplied out in float64, so that the last position is as exact as the first (Su et al. 2021).
+    Angles are multiplied out in float64, so that the last position is as exact as the first (Su et al. 2021). Positions
+    m are divided by `scale`.
     Raises ValueError for an odd head_dim.
     """
     if head_dim % 2:
         raise ValueError(f"head_dim is {head_dim}, and RoPE turns pairs")
-    places = torch.arange(seq_len, dtype=torch.float64, device="cpu")
+    places = torch.arange(seq_len, dtype=torch.float64, device="cpu") / scale
     theta = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)  # (head_dim/2,)
     angles = torch.outer(places, theta)  # (seq_len, head_dim/2)
     return angles.cos().float().to(device), angles.sin().float().to(device)
@@ -153,10 +154,12 @@ class ModernGPT(nn.Module):
         """Tables of seq_len positions, made again only when they must grow or move."""
         cos, _ = self._tables
         if cos.shape[0] < seq_len or cos.device != device:
-            trained = self.config.block_size
+            config, trained = self.config, self.config.trained_context
             length = trained if seq_len <= trained else 2 * seq_len  # beyond it a token at a time may follow
             with torch.inference_mode(False):  # so that tables made while measuring serve training too
-                self._tables = build_rope_cache(length, self.config.head_dim, self.config.rope_base, device)
+                self._tables = build_rope_cache(
+                    length, config.head_dim, config.rope_base, device, scale=config.rope_scale
+                )
         cos, sin = self._tables
         return cos[:seq_len], sin[:seq_len]
 

@@ -52,13 +52,22 @@ class Objective(nn.Module):
             old: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
             if teacher is not None and self.distill:
                 with torch.inference_mode():
-                    old = (teacher.states(x).flatten(0, 1), teacher.head.weight, teacher.head.bias)
+                    old = (self._taught(x).flatten(0, 1), teacher.head.weight, teacher.head.bias)
             total: Tensor = SummedLoss.apply(  # type: ignore[no-untyped-call]
                 states, head.weight, head.bias, y.flatten(), *old, self.distill
             )
         if self.matching is not None and old[0] is not None:
             total = total + self.distill * MATCH * self.matching.loss(states, old[0], y.flatten() != IGNORED)
         return total
+
+    def _taught(self, x: Tensor) -> Tensor:
+        """The teacher's states (B, T, d_old). A window past its context it reads in pieces, each from the beginning.
+
+        What begins a piece it knows less of than the model does; it still helps more than the data alone.
+        """
+        (teacher,) = self._teacher
+        assert teacher is not None
+        return torch.cat([teacher.states(piece) for piece in torch.split(x, teacher.block_size, dim=1)], dim=1)
 
     def match(self) -> Matching:
         """Draw states to the teacher's from now on, as its weight says."""
@@ -70,11 +79,9 @@ class Objective(nn.Module):
     @torch.no_grad()
     def look(self, x: Tensor, y: Tensor) -> None:
         """Show the states of a batch (B, T) to the matching, and learn nothing from it."""
-        (teacher,) = self._teacher
-        assert teacher is not None
         assert self.matching is not None
         with autocast(x.device, self.precision):
-            new, old = self.model.states(x).flatten(0, 1), teacher.states(x).flatten(0, 1)
+            new, old = self.model.states(x).flatten(0, 1), self._taught(x).flatten(0, 1)
         self.matching.look(new, old, y.flatten() != IGNORED)
 
     def try_trunk(self, ids: Tensor) -> str:

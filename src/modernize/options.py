@@ -5,11 +5,11 @@ A command that is decorated with `takes(...)` gets, beside its own options:
     FACTS    as `facts: Facts` and `weights: Weights`
     READING  as `reading: Reading`, where it takes DATA
     TRAINING as `settings: Settings`, where it trains
+    ROPE     as `rope: Rope`, where a modern model may be turned otherwise than its file says
     OUTPUT   as `out: Output`
 """
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +23,16 @@ from modernize.choices import (
     Bias,
     DataDType,
     DeviceName,
+    ModernActivation,
     Norm,
     OptimizerName,
     PrecisionName,
     Tie,
     Weights,
 )
-from modernize.errors import UsageError
 
 if TYPE_CHECKING:
-    from modernize.console import Output
     from modernize.data import Corpus
-    from modernize.facts import Facts
     from modernize.loading import Loaded
     from modernize.tokenizer import Tokenizer
 
@@ -149,19 +147,16 @@ class Reading:
         )
 
 
-def load_ready(path: Path, facts: "Facts", weights: Weights, device: DeviceName, out: "Output") -> "Loaded":
-    """A model, ready to be measured and to write; half precision is widened, which no CPU is fast in."""
-    import torch
-
-    from modernize.devices import choose_device
-    from modernize.loading import load_whole
-
-    loaded = load_whole(path, facts=facts, weights=weights)
-    out.warnings(loaded.warnings)
-    if next(loaded.model.parameters()).dtype in (torch.float16, torch.bfloat16):
-        loaded.model.float()
-    loaded.model.to(choose_device(device))
-    return loaded
+ROPE: dict[str, tuple[Any, Any]] = {
+    "rope_base": (
+        Annotated[float | None, typer.Option("--rope-base", help="Of a modern model's RoPE, for this once.")],
+        None,
+    ),
+    "rope_scale": (
+        Annotated[float | None, typer.Option("--rope-scale", help="Divides positions: 2 halves every distance.")],
+        None,
+    ),
+}
 
 
 def tokenizer_for(loaded: "Loaded", option: str | None) -> "Tokenizer":
@@ -169,26 +164,6 @@ def tokenizer_for(loaded: "Loaded", option: str | None) -> "Tokenizer":
     from modernize.tokenizer import find_tokenizer
 
     return find_tokenizer(option, vocabulary=loaded.vocabulary, beside=loaded.path, vocab_size=loaded.model.vocab_size)
-
-
-def prompt_of(text: str | None, ids: str | None) -> str:
-    """What a sample begins with: --prompt as it is, or --prompt-ids with spaces between. Raises UsageError."""
-    if (text is None) == (ids is None):
-        given = "neither is given" if text is None else "both are given"
-        raise UsageError(
-            f"a sample begins with --prompt or with --prompt-ids, and {given}",
-            hint='give --prompt TEXT, or token ids: --prompt-ids "1, 2, 3"',
-        )
-    if ids is None:
-        return str(text)
-    words = ids.replace(",", " ").split()
-    strange = [word for word in words if not re.fullmatch(r"-?[0-9]{1,18}", word)]
-    if strange or not words:
-        raise UsageError(
-            f"--prompt-ids has {strange[0]!r}, which is no token id" if words else "--prompt-ids has no token id",
-            hint='give whole numbers with commas or spaces between: --prompt-ids "1, 2, 3"',
-        )
-    return " ".join(str(int(word)) for word in words)
 
 
 TokenizerOption = Annotated[
@@ -227,7 +202,17 @@ TRAINING: dict[str, tuple[Any, Any]] = {
         0.0,
     ),
     "batch_size": (Annotated[int | None, _training("--batch-size", help="Windows a step.", min=1)], None),
-    "block_size": (Annotated[int | None, _training("--block-size", help="Tokens a window.", min=1)], None),
+    "block_size": (
+        Annotated[int | None, _training("--block-size", help="Tokens of the shortest windows.", min=1)],
+        None,
+    ),
+    "target_context": (
+        Annotated[
+            int | None,
+            _training("--target-context", help="Longest windows; by default four old contexts.", min=1),
+        ],
+        None,
+    ),
     "grad_accum": (Annotated[int, _training("--grad-accum", help="Batches an update.", min=1)], 1),
     "lr": (
         Annotated[
@@ -274,6 +259,15 @@ TRAINING: dict[str, tuple[Any, Any]] = {
     ),
 }
 
+TRAINED_ACTIVATION: tuple[Any, Any] = (
+    Annotated[
+        ModernActivation | None,
+        typer.Option(
+            "--activation", help="Of the teacher; or silu, which the new model gets.", rich_help_panel=_FACTS_PANEL
+        ),
+    ],
+    None,
+)
 OUTPUT: dict[str, tuple[Any, Any]] = {
     "json": (
         Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")],
@@ -290,20 +284,25 @@ OUTPUT: dict[str, tuple[Any, Any]] = {
 
 
 def takes(
-    *, facts: bool = True, reading: bool = False, training: bool = False, json: bool = True
+    *, facts: bool = True, reading: bool = False, training: bool = False, rope: bool = False, json: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the shared options to a command and hand them to it as objects."""
     shared = {
         **(READING if reading else {}),
         **(TRAINING if training else {}),
+        **(ROPE if rope else {}),
         **(FACTS if facts else {}),
         **{name: OUTPUT[name] for name in OUTPUT if json or name != "json"},
     }
+    if training:
+        shared["activation"] = TRAINED_ACTIVATION
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(**given: Any) -> None:  # noqa: ANN401  (whatever the command line says)
             from modernize.console import Output
 
+            if training and given["activation"] == "silu":  # the new model's; no old one has it
+                given |= {"activation": None, "new_activation": "silu"}
             more: dict[str, Any] = {
                 "out": Output(as_json=bool(given.pop("json", False)), quiet=bool(given.pop("quiet")))
             }
@@ -312,17 +311,22 @@ def takes(
 
                 more["weights"] = given.pop("weights")
                 more["facts"] = Facts(**{name: given.pop(name) for name in FACTS if name != "weights"})
+            if rope:
+                from modernize.loading import Rope
+
+                more["rope"] = Rope(base=given.pop("rope_base"), scale=given.pop("rope_scale"))
             if reading:
                 more["reading"] = Reading(**{name: given.pop(name) for name in READING})
             if training:
                 from modernize.events import Settings
 
                 chosen = {name: given.pop(name) for name in TRAINING}
+                chosen["activation"] = given.pop("new_activation", None)
                 more["settings"] = Settings(**{name: value for name, value in chosen.items() if value is not None})
             function(**given, **more)
 
         own = inspect.signature(function)
-        handed = {"out", "facts", "weights", "reading", "settings"}
+        handed = {"out", "facts", "weights", "reading", "settings", "rope"}
         parameters = [p for name, p in own.parameters.items() if name not in handed]
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

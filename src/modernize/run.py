@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from modernize.devices import (
 )
 from modernize.errors import TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Saved, Settings, Started, Stepped, Stopped, Validated
+from modernize.feed import Feed
 from modernize.measure import mean_loss
 from modernize.memory import is_out_of_memory, too_large
 from modernize.model import ModernGPT
@@ -74,9 +75,8 @@ class Run:
     def __init__(
         self, model: ModernGPT, corpus: Corpus, teacher: OldGPT | None, settings: Settings, around: Surroundings
     ) -> None:
-        self.settings, self.around, self.batch = settings, around, settings.batch_size
-        block = settings.block_size
-        self.train = corpus.windows("train", block, vocab_size=model.vocab_size)
+        self.settings, self.around = settings, around
+        self.feed = Feed.of(corpus, settings, vocab_size=model.vocab_size, processes=around.world.size)
         self.val = corpus.windows("val", model.block_size, vocab_size=model.vocab_size)
         self.device = choose_device(settings.device)
         self.precision = choose_precision(settings.dtype, self.device)
@@ -92,7 +92,6 @@ class Run:
             self.objective.trunk = torch.compile(self.model.states)
         self.spread = spread(self.objective, self.model, around.world, shard=settings.shard)
         self.scaler = gradient_scaler(self.device, self.precision)
-        self.random = np.random.default_rng(settings.seed)
         self.optimizers: list[Optimizer] = []
         self.lr = settings.lr
         self.done, self.tokens, self.seconds, self.skipped = 0, 0, 0.0, 0
@@ -108,6 +107,8 @@ class Run:
                 yield from self._begin()
                 stack.callback(self._give_best)
                 stopped = yield from self._train()
+                longest = max(self.model.config.trained_context, self.feed.longest if self.done else 0)
+                self.model.config = replace(self.model.config, trained_context=longest)
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise too_large(self.settings, self.device, self.around.world.size) from error
@@ -157,7 +158,7 @@ class Run:
             self.before = self.after = self._validate(self.objective.predict)
             self.old = self._validate(self.teacher) if self.teacher else None
             self._keep_if_best(self.before)
-            width, tokens = self.model.config.n_embd, self.train.ids.size
+            width, tokens = self.model.config.n_embd, self.feed.shortest.ids.size
             recipe = choose_recipe(self.settings, loss=self.before, old=self.old, width=width, tokens=tokens)
             self.lr, self.objective.distill = recipe.lr, recipe.distill
             self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
@@ -171,8 +172,9 @@ class Run:
             lr=self.lr,
             distill=self.objective.distill,
             match=self.objective.matching is not None,
-            batch_size=self.batch,
-            block_size=self.train.context,
+            batch_size=self.settings.batch_size,
+            block_size=self.settings.block_size,
+            longest=self.feed.longest,
             device=self.device.type,
             dtype=str(self.precision).removeprefix("torch."),
             processes=self.around.world.size,
@@ -184,20 +186,20 @@ class Run:
         """Draw the states to the teacher's too. The first map is made of a whole update, and of enough to be one."""
         matching, random, looked, seen = self.objective.match(), np.random.default_rng(self.settings.seed), 0, 0
         while looked < self.settings.grad_accum or (seen < LOOKS * matching.map.shape[0] and looked < MOST_LOOKS):
-            batch = self.train.draw(random, self.batch)
+            batch = self.feed.shortest.draw(random, self.settings.batch_size)
             self.objective.look(*self._shared(batch))
             looked, seen = looked + 1, seen + int((batch[1] != IGNORED).sum())
         matching.renew(self.around.world)
 
     def _compile(self) -> Iterator[Notice]:
         """Compile before the first step, with a batch of the real size, and go on without where that fails."""
-        self.model.rope(self.train.context, self.device)  # made beforehand, so that the graph only reads the tables
-        windows = len(range(self.around.world.rank, self.batch, self.around.world.size))
-        failure = self.objective.try_trunk(
-            torch.zeros((windows, self.train.context), dtype=torch.int64, device=self.device)
-        )
-        if failure:
-            yield Notice(text=f"torch.compile failed ({failure}); training goes on without it")
+        self.model.rope(self.feed.longest, self.device)  # made beforehand, so that the graph only reads the tables
+        for windows in self.feed.windows:
+            count = self.feed.windows_in(windows.context) // self.around.world.size
+            ids = torch.zeros((count, windows.context), dtype=torch.int64, device=self.device)
+            if failure := self.objective.try_trunk(ids):
+                yield Notice(text=f"torch.compile failed ({failure}); training goes on without it")
+                return
 
     def _step(self) -> Stepped:
         """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""
@@ -207,7 +209,7 @@ class Run:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
             optimizer.zero_grad(set_to_none=True)
-        batches = [self.train.draw(self.random, self.batch) for _ in range(self.settings.grad_accum)]
+        batches = self.feed.draw(self.settings.grad_accum)
         # of the whole step, so that batches with much and with little padding weigh what they hold
         predicted = sum(int((targets != IGNORED).sum()) for _, targets in batches)
         total = torch.zeros((), device=self.device)
@@ -307,7 +309,7 @@ class Run:
         facts = {name: getattr(self, name) for name in _COUNTED}
         facts |= {
             "distill": self.objective.distill,
-            "random": self.random.bit_generator.state,
+            "random": self.feed.random.bit_generator.state,
             "scaler": self.scaler.state_dict(),
         }
         yield Saved(step=self.done, path=self.around.keeper.save(tensors, facts))
@@ -326,7 +328,7 @@ class Run:
         if matching := part("matching."):
             self.objective.match().restore(matching)
         self.objective.distill = facts["distill"]
-        self.random.bit_generator.state = facts["random"]
+        self.feed.random.bit_generator.state = facts["random"]
         self.scaler.load_state_dict(facts["scaler"])
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:

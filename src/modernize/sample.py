@@ -53,7 +53,7 @@ def generate(
 def _written(
     model: Model, ids: Tensor, tokens: int, draw: Callable[[Tensor], Tensor], tell: Callable[[str], None]
 ) -> Iterator[Tensor]:
-    context = model.block_size
+    context = model.block_size if isinstance(model, OldGPT) else model.config.trained_context
     caches = model.caches(min(ids.shape[1] + tokens, context))
     for _ in range(tokens):
         seen = caches[0].used

@@ -97,15 +97,21 @@ class GPTSpec(_Sizes):
         }
 
 
+_COUNTS = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "block_size", "vocab_size", "trained_context")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModernConfig(_Sizes):
     """All that is needed to build a ModernGPT; it is written into the file's metadata and nothing is left to a default.
 
-    `block_size` is the context that the old model was trained on; RoPE goes beyond it. `biases` are of LINEARS.
+    `block_size` is the context that the old model was trained on, `trained_context` that of the longest windows since.
+    RoPE divides positions by `rope_scale` (position interpolation, Chen et al. 2023). `biases` are of LINEARS.
     """
 
     n_kv_head: int
     rope_base: float
+    rope_scale: float
+    trained_context: int
 
     def shapes(self) -> dict[str, Shape]:
         """Name and shape of every tensor that is written, in the order of the model; no tied head."""
@@ -121,13 +127,16 @@ class ModernConfig(_Sizes):
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "ModernConfig":
         """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for a field that is missing or wrong."""
-        values: dict[str, Any] = {f.name: plain[f.name] for f in fields(cls)}
-        for name in ("n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "block_size", "vocab_size"):
+        early = {"rope_scale": 1.0, "trained_context": plain["block_size"]}  # what the first files don't say
+        values: dict[str, Any] = {f.name: {**early, **plain}[f.name] for f in fields(cls)}
+        for name in _COUNTS:
             if not isinstance(values[name], int) or values[name] < 1:
                 raise ValueError(f"{name} is {values[name]!r}")
-        for name in ("norm_eps", "rope_base"):
+        for name in ("norm_eps", "rope_base", "rope_scale"):
             if not isinstance(values[name], int | float) or not 0 <= values[name] < math.inf:
                 raise ValueError(f"{name} is {values[name]!r}")
+        if not values["rope_scale"]:
+            raise ValueError("rope_scale is 0")
         heads, kv_heads = values["n_head"], values["n_kv_head"]
         if values["n_embd"] % heads or values["n_embd"] // heads % 2 or heads % kv_heads:
             raise ValueError(f"n_head is {heads}, n_kv_head {kv_heads}, n_embd {values['n_embd']}")

@@ -11,17 +11,20 @@ from pathlib import Path
 from modernize.data import Corpus
 from modernize.errors import BadData, UsageError
 from modernize.events import Event, Settings
+from modernize.feed import longest_window
 from modernize.loading import Model
 from modernize.measure import corpus_for
 from modernize.memory import is_out_of_memory
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.parallel import World
+from modernize.rewrite.silu import put_silu
 from modernize.run import Run, Surroundings
 from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
 FEWEST_WINDOWS = 8
+TARGET = 4  # contexts of the old model, that the longest window has
 
 
 def finetune(
@@ -62,6 +65,9 @@ def finetune(
             f"{corpus.name} has no training part",
             hint="give a folder with train.bin and val.bin, or a longer text",
         )
+    chosen = _within(chosen, corpus, model)
+    if chosen.activation == "silu":
+        put_silu(model)
     try:
         return Run(model, corpus, teacher, chosen, around).events()
     except RuntimeError as error:
@@ -71,6 +77,18 @@ def finetune(
                 hint="use --shard on more devices, or --device cpu",
             ) from error
         raise
+
+
+def _within(settings: Settings, corpus: Corpus, model: ModernGPT) -> Settings:
+    """The settings with the target context chosen. Raises BadData where DATA has none as long as its user wants."""
+    asked = settings.target_context
+    reach = longest_window(corpus, asked or TARGET * model.block_size)
+    if reach < asked:
+        raise BadData(
+            f"{corpus.name} has no window of {asked} tokens to train on",
+            hint="give a longer text, or a smaller --target-context",
+        )
+    return replace(settings, target_context=max(reach, settings.block_size))
 
 
 def default_batch_size(block_size: int, processes: int = 1) -> int:
@@ -89,11 +107,6 @@ def check_settings(settings: Settings, model: ModernGPT, teacher: OldGPT | None,
             f"the teacher knows {teacher.vocab_size} tokens and the model {model.vocab_size}",
             hint="the teacher is the old model that this one was converted from",
         )
-    if teacher is not None and block > teacher.block_size:
-        raise UsageError(
-            f"--block-size {block} is past the teacher's {teacher.block_size} positions",
-            hint=f"use --block-size {teacher.block_size}, or no --teacher",
-        )
     if settings.until_recovered and teacher is None:
         raise UsageError(
             "--until-recovered needs the old model, whose loss is to be reached", hint="give it: --teacher OLD"
@@ -105,4 +118,9 @@ def check_settings(settings: Settings, model: ModernGPT, teacher: OldGPT | None,
         )
     if settings.shard and settings.dtype == "float16":
         raise UsageError("--shard and --dtype float16 don't go together", hint="use --dtype bfloat16")
+    if settings.target_context and settings.target_context < block:
+        raise UsageError(
+            f"--target-context {settings.target_context} is below the window of {block} tokens",
+            hint="give a larger one, or a smaller --block-size",
+        )
     return replace(settings, block_size=block, batch_size=batch)

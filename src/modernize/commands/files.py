@@ -21,6 +21,7 @@ from modernize.options import (
 if TYPE_CHECKING:
     from modernize.console import Output
     from modernize.facts import Facts
+    from modernize.loading import Rope
 
 
 @takes()
@@ -124,7 +125,7 @@ def convert(
     out.answer(report.to_json(), lambda o: show_conversion(o, report))
 
 
-@takes(facts=False)
+@takes(facts=False, rope=True)
 def export_folder(
     new: Annotated[Path, file_argument("NEW", "A file that `modernize convert` or `finetune` wrote.")],
     folder: Annotated[Path, file_argument("DIR", "The folder to write.")],
@@ -141,6 +142,7 @@ def export_folder(
     data_dtype: DataDTypeOption = "uint16",
     seed: SeedOption = 0,
     force: Force = False,
+    rope: "Rope",
     out: "Output",
 ) -> None:
     """Write a folder that transformers, llama.cpp, vLLM or MLX load."""
@@ -157,6 +159,7 @@ def export_folder(
             tokenizer=tokenizer,
             data_dtype=data_dtype,
             seed=seed,
+            rope=rope,
             force=force,
             progress=progress,
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modernize.choices import Split, Weights
+from modernize.commands.ready import load_ready, prompt_of
 from modernize.options import (
     Ckpt,
     DeviceOption,
@@ -15,8 +16,6 @@ from modernize.options import (
     SeedOption,
     TokenizerOption,
     file_argument,
-    load_ready,
-    prompt_of,
     takes,
     tokenizer_for,
 )
@@ -24,9 +23,10 @@ from modernize.options import (
 if TYPE_CHECKING:
     from modernize.console import Output
     from modernize.facts import Facts
+    from modernize.loading import Rope
 
 
-@takes(reading=True)
+@takes(reading=True, rope=True)
 def evaluate(
     checkpoint: Ckpt,
     *,
@@ -38,6 +38,7 @@ def evaluate(
     device: DeviceOption = "auto",
     facts: "Facts",
     weights: Weights,
+    rope: "Rope",
     out: "Output",
 ) -> None:
     """Measure the loss of an old or a new checkpoint."""
@@ -45,7 +46,7 @@ def evaluate(
     from modernize.measure import evaluate as measure
     from modernize.show import show_evaluations
 
-    loaded = load_ready(checkpoint, facts, weights, device, out)
+    loaded = load_ready(checkpoint, out, facts=facts, weights=weights, device=device, rope=rope)
     contexts = context or [loaded.model.block_size]
     for length in contexts:
         check_context(loaded.model, length)
@@ -59,7 +60,7 @@ def evaluate(
     out.answer(plain, lambda o: show_evaluations(o, found))
 
 
-@takes(reading=True)
+@takes(reading=True, rope=True)
 def compare(
     old: Annotated[Path, file_argument("OLD", "The old checkpoint.")],
     new: Annotated[Path, file_argument("NEW", "The modern one.")],
@@ -70,6 +71,7 @@ def compare(
     force: Force = False,
     facts: "Facts",
     weights: Weights,
+    rope: "Rope",
     out: "Output",
 ) -> None:
     """Measure an old and a new checkpoint side by side, also past the old context."""
@@ -82,8 +84,8 @@ def compare(
     if plot:
         check_output(plot, inputs=reading.files(old, new), force=force)
         check_plot(plot)
-    before = load_ready(old, facts, weights, device, out)
-    after = load_ready(new, facts, weights, device, out)
+    before = load_ready(old, out, facts=facts, weights=weights, device=device)
+    after = load_ready(new, out, facts=facts, weights=weights, device=device, rope=rope)
     check_comparable(before.model, after.model)
     corpus = reading.corpus(before)
     with out.progress("compare") as advance:
@@ -93,7 +95,7 @@ def compare(
         plot_comparison(found, plot)
 
 
-@takes(json=False)
+@takes(rope=True, json=False)
 def sample(
     checkpoint: Ckpt,
     *,
@@ -110,6 +112,7 @@ def sample(
     device: DeviceOption = "auto",
     facts: "Facts",
     weights: Weights,
+    rope: "Rope",
     out: "Output",
 ) -> None:
     """Let an old or a new checkpoint write: an old one up to its context, a new one also past it."""
@@ -117,7 +120,7 @@ def sample(
     from modernize.tokenizer import IdsTokenizer
 
     start = prompt_of(prompt, prompt_ids)
-    loaded = load_ready(checkpoint, facts, weights, device, out)
+    loaded = load_ready(checkpoint, out, facts=facts, weights=weights, device=device, rope=rope)
     pieces = write_text(
         loaded.model,
         tokenizer_for(loaded, tokenizer) if prompt_ids is None else IdsTokenizer(loaded.model.vocab_size),

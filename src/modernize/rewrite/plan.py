@@ -75,6 +75,8 @@ class Plan:
             activation=spec.activation,
             norm_eps=spec.norm_eps,
             rope_base=self.rope_base,
+            rope_scale=1.0,
+            trained_context=spec.block_size,
             tied=self.tied(spec),
             biases=self.biases(spec),
         )

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+
 from modernize.choices import ModernActivation
+from modernize.layers import MLP
+from modernize.model import ModernGPT
 from modernize.spec import ModernConfig, State, names_of
 
 # SiLU(s u) / s = u σ(s u) comes near the old activation. For GELU s = 1.702 (Hendrycks & Gimpel 2016), at most 0.0204
@@ -25,3 +29,15 @@ def with_silu(state: State, config: ModernConfig) -> tuple[State, ModernConfig]:
                 new[name] = state[name] * slope
         new[f"{down}.weight"] = state[f"{down}.weight"] / slope
     return new, replace(config, activation="silu")
+
+
+def put_silu(model: ModernGPT) -> None:
+    """The same in a model, in place."""
+    state, config = with_silu(model.to_state(), model.config)
+    with torch.no_grad():
+        for name, tensor in model.to_state().items():
+            tensor.copy_(state[name])
+    model.config = config
+    for part in model.modules():
+        if isinstance(part, MLP):
+            part.activation = config.activation

@@ -34,7 +34,7 @@ def model_card(layout: Layout, config: ModernConfig, stored: Stored, notes: Sequ
         f"# {layout.architecture}, made from a {stored.dialect} checkpoint\n",
         f"{config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width {config.n_embd}, "
         f"{config.parameters():,} parameters, a vocabulary of {config.vocab_size:,}, trained on contexts of "
-        f"{config.block_size:,}. RMSNorm, RoPE with base {config.rope_base:g}, {config.activation}; "
+        f"{config.trained_context:,}. RMSNorm, RoPE with base {config.rope_base:g}, {config.activation}; "
         f"{'the head is the embedding' if config.tied else 'the head is a matrix of its own'}.\n",
         "## Where it comes from\n",
         f"An old checkpoint (LayerNorm, learned positions) with sha256 `{stored.sha256}`, converted by "

@@ -68,8 +68,11 @@ def _missing_biases(state: State, config: ModernConfig) -> State:
 def common_settings(config: ModernConfig, *, architecture: str, model_type: str) -> dict[str, Any]:
     """What the class has to know of a model; nothing is left to a default of its own.
 
-    RoPE's base stands there twice: `rope_parameters` is for transformers 5, `rope_theta` for everything older.
+    RoPE stands there twice: `rope_parameters` is for transformers 5, `rope_theta` and `rope_scaling` for all before.
     """
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if config.rope_scale != 1:
+        scaling = {"rope_type": "linear", "factor": config.rope_scale}
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -80,10 +83,11 @@ def common_settings(config: ModernConfig, *, architecture: str, model_type: str)
         "num_attention_heads": config.n_head,
         "num_key_value_heads": config.n_kv_head,
         "head_dim": config.head_dim,
-        "max_position_embeddings": config.block_size,
+        "max_position_embeddings": config.trained_context,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "rope_parameters": {**scaling, "rope_theta": config.rope_base},
+        "rope_scaling": scaling if "factor" in scaling else None,
         "attention_bias": any(part in config.biases for part in ATTENTION),
         "attention_dropout": 0.0,
         "mlp_bias": any(part in config.biases for part in MLP),

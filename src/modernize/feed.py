@@ -1,0 +1,72 @@
+"""What a fine-tune reads: windows that start anywhere in the training part of DATA, of several lengths.
+
+A converted model has fitted positions only as far as its old table went, and a fine-tune on windows of that length
+leaves it so. Longer windows, which the old table forbade, teach it the rest: each is twice as long as the one before,
+up to the target context. An update has windows of one length, and about as many tokens whichever that is.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernize.data import Corpus, Windows
+from modernize.events import Settings
+
+SHARE = 0.5  # of the batches, for the shortest windows; the longer ones have the rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """Windows of each length, the shortest first, and how many of the shortest make a batch.
+
+    A batch is shared by `processes`, so it holds a multiple of them.
+    """
+
+    windows: tuple[Windows, ...]
+    batch: int
+    processes: int
+    random: np.random.Generator
+
+    @classmethod
+    def of(cls, corpus: Corpus, settings: Settings, *, vocab_size: int, processes: int) -> "Feed":
+        """For settings in which batch, block size and target context are chosen. Raises BadData for too little text."""
+        shortest = settings.block_size
+        windows = [corpus.windows("train", shortest, vocab_size=vocab_size)]
+        while 2 * windows[-1].context <= settings.target_context:
+            windows.append(corpus.windows("train", 2 * windows[-1].context, vocab_size=vocab_size))
+        return cls(
+            windows=tuple(windows),
+            batch=settings.batch_size,
+            processes=processes,
+            random=np.random.default_rng(settings.seed),
+        )
+
+    @property
+    def shortest(self) -> Windows:
+        """The windows that every measure of a batch is told in."""
+        return self.windows[0]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest window."""
+        return self.windows[-1].context
+
+    def draw(self, batches: int) -> "list[tuple[NDArray[np.int64], NDArray[np.int64]]]":
+        """Inputs and targets (B, T) of each batch of an update, all of one length."""
+        chosen = self.shortest
+        if others := len(self.windows) - 1:
+            chances = [SHARE, *[(1 - SHARE) / others] * others]
+            chosen = self.windows[self.random.choice(others + 1, p=chances)]
+        count = self.windows_in(chosen.context)
+        return [chosen.draw(self.random, count) for _ in range(batches)]
+
+    def windows_in(self, context: int) -> int:
+        """Windows of this length in a batch of all processes."""
+        each = self.batch * self.shortest.context // (context * self.processes)
+        return max(1, each) * self.processes
+
+
+def longest_window(corpus: Corpus, wanted: int) -> int:
+    """The longest window up to the wanted one that training text holds: rows are never longer than they are."""
+    return 0 if corpus.train.ndim == 2 else min(wanted, max(len(corpus.train) - 1, 0))
