@@ -1,8 +1,9 @@
-"""What a fine-tune reads: windows that start anywhere in the training part of DATA, of several lengths.
+"""What a fine-tune reads: windows that start anywhere in the training part of DATA, of two lengths.
 
 A converted model has fitted positions only as far as its old table went, and a fine-tune on windows of that length
-leaves it so. Longer windows, which the old table forbade, teach it the rest: each is twice as long as the one before,
-up to the target context. An update has windows of one length, and about as many tokens whichever that is.
+leaves it so. Windows of the target context, which the old table forbade, teach it the rest, and every length between,
+since a long window begins as a short one. An update has windows of one length, and about as many tokens whichever that
+is.
 """
 
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 from modernize.data import Corpus, Windows
 from modernize.events import Settings
 
-SHARE = 0.5  # of the batches, for the shortest windows; the longer ones have the rest
+SHARE = 0.6  # of the updates, for the short windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """Windows of each length, the shortest first, and how many of the shortest make a batch.
+    """Windows of each length, the shorter first, and how many of those make a batch.
 
     A batch is shared by `processes`, so it holds a multiple of them.
     """
@@ -31,12 +32,9 @@ class Feed:
     @classmethod
     def of(cls, corpus: Corpus, settings: Settings, *, vocab_size: int, processes: int) -> "Feed":
         """For settings in which batch, block size and target context are chosen. Raises BadData for too little text."""
-        shortest = settings.block_size
-        windows = [corpus.windows("train", shortest, vocab_size=vocab_size)]
-        while 2 * windows[-1].context <= settings.target_context:
-            windows.append(corpus.windows("train", 2 * windows[-1].context, vocab_size=vocab_size))
+        lengths = sorted({settings.block_size, settings.target_context})
         return cls(
-            windows=tuple(windows),
+            windows=tuple(corpus.windows("train", length, vocab_size=vocab_size) for length in lengths),
             batch=settings.batch_size,
             processes=processes,
             random=np.random.default_rng(settings.seed),
@@ -55,9 +53,8 @@ class Feed:
     def draw(self, batches: int) -> "list[tuple[NDArray[np.int64], NDArray[np.int64]]]":
         """Inputs and targets (B, T) of each batch of an update, all of one length."""
         chosen = self.shortest
-        if others := len(self.windows) - 1:
-            chances = [SHARE, *[(1 - SHARE) / others] * others]
-            chosen = self.windows[self.random.choice(others + 1, p=chances)]
+        if len(self.windows) > 1 and self.random.random() >= SHARE:
+            chosen = self.windows[-1]
         count = self.windows_in(chosen.context)
         return [chosen.draw(self.random, count) for _ in range(batches)]
 
