@@ -20,7 +20,7 @@ from modernize.calibration import (
 )
 from modernize.data import Corpus
 from modernize.errors import BadTensors
-from modernize.model import apply_rope
+from modernize.model import apply_rope, build_rope_cache
 from modernize.progress import unseen
 from modernize.rewrite import block as blocks
 from modernize.rewrite import local
@@ -30,7 +30,7 @@ from modernize.rewrite.local import OldAttention
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.positions import fit_pairs, normal_equations, pair_biases, sum_by_distance
 from modernize.rewrite.refit import refit, within_reach
-from modernize.rewrite.work import Text, Work, moment
+from modernize.rewrite.work import Text, Work, moment, tables_of
 
 CPU = torch.device("cpu")
 
@@ -147,8 +147,8 @@ def test_what_depends_on_the_position_alone_is_out_of_reach():
     torch.testing.assert_close(target, present + content + position.mean(1, keepdim=True), rtol=0, atol=1e-12)
 
 
-def test_divergence_of_attention_over_some_of_the_queries(monkeypatch):
-    """Against a KL that is written out, with the queries that long sequences are thinned to; p kept and made anew."""
+def attention_case():
+    """A new block, an old one, and what they work on: four sequences of 16, of which not all places count."""
     spec, length = tiny.spec(n_layer=1), 16
     block, old_block = (
         {
@@ -161,8 +161,42 @@ def test_divergence_of_attention_over_some_of_the_queries(monkeypatch):
     z, z_old = noise(4, length, spec.n_embd, seed=2), noise(4, length, spec.n_embd, seed=6)
     ids = torch.zeros((4, length), dtype=torch.int64)
     text = Text(ids=ids, targets=ids, known=noise(4, length, seed=5) > 0, fitted=3)
-    effort = EFFORTS["quick"]
-    work = Work(spec=spec, text=text, tables=tables(length, spec.head_dim), effort=effort, kept=(), seed=0)
+    near, far = tables_of(length, spec.head_dim, 10000.0, torch.device("cpu"))
+    work = Work(spec=spec, text=text, tables=near, far=far, effort=EFFORTS["quick"], kept=(), seed=0)
+    return block, old_block, z, z_old, work
+
+
+def test_attention_past_the_old_context_is_held_down(monkeypatch):
+    """Keys of another sequence, as far away as two or three contexts: as an attention over both that is written out."""
+    block, old_block, z, z_old, work = attention_case()
+    monkeypatch.setattr(local, "FAR_QUERIES", 1)
+    monkeypatch.setattr(local, "FAR_KEYS", 1)
+    seen = OldAttention.of(old_block, z_old, work)
+    heads, length = work.spec.n_head, z.shape[1]
+    for numbers, away in ((torch.tensor([1, 3]), 2), (torch.tensor([1, 2]), 3)):
+        monkeypatch.setattr(local, "FAR_WEIGHT", 0.0)
+        without = local.attention_divergence(seen, block, z, numbers, work)
+        monkeypatch.setattr(local, "FAR_WEIGHT", 2.0)
+        found = (local.attention_divergence(seen, block, z, numbers, work) - without) / 2
+        cos, sin = build_rope_cache(4 * length, work.spec.head_dim)
+        raw = {part: blocks.heads(block, part, z[numbers], heads) for part in "qk"}
+        k = apply_rope(raw["k"], cos, sin)
+        near, far = apply_rope(raw["q"], cos, sin), apply_rope(raw["q"], cos[away * length :], sin[away * length :])
+        wanted = torch.zeros(heads, dtype=torch.float64)
+        for one, other in ((0, 1), (1, 0)):
+            for t in range(length):
+                here = (near[one, :, t, None] @ k[one, :, : t + 1].mT)[:, 0] / math.sqrt(work.spec.head_dim)
+                there = (far[one, :, t, None] @ k[other].mT)[:, 0] / math.sqrt(work.spec.head_dim)
+                kept = here.exp().sum(-1) / (here.exp().sum(-1) + 3 * there.exp().sum(-1))
+                wanted -= kept.log() / (2 * length)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_divergence_of_attention_over_some_of_the_queries(monkeypatch):
+    """Against a KL that is written out, with the queries that long sequences are thinned to; p kept and made anew."""
+    block, old_block, z, z_old, work = attention_case()
+    spec, text, length = work.spec, work.text, z.shape[1]
+    monkeypatch.setattr(local, "FAR_WEIGHT", 0.0)
     numbers = torch.tensor([1, 2])
     q, k = (blocks.heads(block, part, z, spec.n_head, work.tables) for part in "qk")
     for most, kept, queries in ((16, 1 << 20, range(16)), (16, 0, range(16)), (4, 1 << 20, range(3, 16, 4))):

@@ -19,14 +19,14 @@ from modernize.data import IGNORED, Corpus, Windows, windows
 from modernize.errors import BadTensors
 from modernize.loading import Model
 from modernize.measure import LOGITS_AT_ONCE, token_losses
-from modernize.model import ModernGPT, build_rope_cache
+from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.progress import Stages, unseen
 from modernize.rewrite.apply import Rewritten, folded, rewrite
 from modernize.rewrite.halves import BlockReport
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.retrofit import retrofit
-from modernize.rewrite.work import Effort, Text, Work
+from modernize.rewrite.work import Effort, Text, Work, tables_of
 from modernize.sample import self_text
 from modernize.spec import LINEARS, GPTSpec, State
 
@@ -185,8 +185,8 @@ def calibrate(
     plans = {"reset": Plan(init="reset", untie=plan.untie, rope_base=plan.rope_base)}
     plans["fold"] = Plan(init="fold", bias=plan.bias, untie=plan.untie, rope_base=plan.rope_base)
     losses = {name: text_loss(_model(rewrite(state, spec, each), device), text) for name, each in plans.items()}
-    tables = build_rope_cache(text.ids.shape[1], spec.head_dim, plan.rope_base, device)
-    work = Work(spec=spec, text=text, tables=tables, effort=EFFORTS[effort], kept=config.biases, seed=seed)
+    tables, far = tables_of(text.ids.shape[1], spec.head_dim, plan.rope_base, device)
+    work = Work(spec=spec, text=text, tables=tables, far=far, effort=EFFORTS[effort], kept=config.biases, seed=seed)
     try:
         made = retrofit(
             folded(state, spec, plan),

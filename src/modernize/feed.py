@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from modernize.data import Corpus, Windows
 from modernize.events import Settings
 
-SHARE = 0.6  # of the updates, for the short windows
+SHARE = 0.8  # of the updates, for the short windows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from modernize.model import apply_rope
 from modernize.rewrite import block as blocks
-from modernize.rewrite.work import TOKENS_A_STEP, Work
+from modernize.rewrite.work import REACH, TOKENS_A_STEP, Work
 from modernize.spec import GPTSpec, State
 
 Loss = Callable[[State, Tensor], Tensor]  # of parameters and the numbers of some sequences
 BETAS = (0.9, 0.95)
 MOST_KEPT = 1 << 26  # numbers of the old attention
+FAR_WEIGHT, FAR_QUERIES, FAR_KEYS = 0.05, 8, 4  # every eighth query, every fourth key
 MOST_QUERIES = 256  # of a sequence; neighbours say much the same, and scores are what a long context costs
 
 
@@ -104,9 +107,24 @@ def attention_divergence(old: OldAttention, block: State, z: Tensor, numbers: Te
     q, k = (blocks.heads(block, part, z[numbers], work.spec.n_head, work.tables) for part in "qk")
     q = q[:, :, queries]
     expected = (q * (p @ k)).sum(-1) / math.sqrt(q.shape[-1])  # (B, n_head, Q)
-    lost = certainty - expected + blocks.masked(blocks.scores(q, k), queries).logsumexp(-1)
+    here = blocks.masked(blocks.scores(q, k), queries).logsumexp(-1)
     weight = work.text.known[numbers][:, None, queries]
-    return (lost * weight).sum((0, 2)) / weight.sum().clamp(min=1)
+    lost = ((certainty - expected + here) * weight).sum((0, 2)) / weight.sum().clamp(min=1)
+    return lost + FAR_WEIGHT * _lost_far_away(q, k, here, numbers, work)
+
+
+def _lost_far_away(q: Tensor, k: Tensor, here: Tensor, numbers: Tensor, work: Work) -> Tensor:
+    """What attention to a text past the old context adds to the divergence, where none should be: (n_head,).
+
+    That text is the keys of another sequence, two or more contexts away; a few of them stand for all up to REACH. With
+    `here` the logarithm of the sum over the sequence itself, it is `log(1 + exp(there − here))`.
+    """
+    cos, sin = (table[int(numbers.sum()) % len(table)] for table in work.far)
+    q = apply_rope(q[:, :, ::FAR_QUERIES], cos.expand(q.shape[2], -1), sin.expand(q.shape[2], -1))
+    others = k.roll(1, dims=0)[:, :, ::FAR_KEYS]
+    for_each = math.log((REACH - 1) * k.shape[2] / others.shape[2])
+    there = blocks.scores(q, others).logsumexp(-1) + for_each  # (B, n_head, Q / FAR_QUERIES)
+    return F.softplus(there - here[:, :, ::FAR_QUERIES]).mean((0, 2))
 
 
 def stream_error(x: Tensor, target: Tensor, known: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modernize.model import build_rope_cache
 from modernize.rewrite.block import Tables
 from modernize.spec import GPTSpec
 
 TOKENS_A_STEP = 2048  # that are worked on at once
+REACH = 4  # contexts, as far as attention is to stay what it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,12 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The old model's facts, the text, RoPE's tables for its length, and how to go about it."""
+    """The old model's facts, the text, RoPE's tables for its length and for what is further, and how to go about it."""
 
     spec: GPTSpec
     text: Text
     tables: Tables
+    far: Tables  # angles of two, three, … contexts, each (REACH − 2, head_dim/2)
     effort: Effort
     kept: tuple[str, ...]  # parts whose biases are kept
     seed: int
@@ -68,6 +71,12 @@ class Work:
         """The places of the held-out sequences that count, (N, T, d) -> (n, d)."""
         rows: Tensor = x[self.text.fitted :][self.text.known[self.text.fitted :]]
         return rows
+
+
+def tables_of(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tables, Tables]:
+    """RoPE's tables for text of a length, and the angles of two contexts and more, up to REACH."""
+    cos, sin = build_rope_cache(length * (REACH - 1) + 1, head_dim, base, device)
+    return (cos[:length], sin[:length]), (cos[2 * length :: length], sin[2 * length :: length])
 
 
 def moment(rows: Tensor) -> Tensor:
