@@ -171,8 +171,9 @@ class Bench:
             model = modernize.load(path)
             if way == "adamw":
                 events = modernize.finetune(
-                    model, self.corpus, steps=horizon, seed=seed, optimizer="adamw", lr=ADAMW_LR, eval_every=horizon
-                )
+                    model, self.corpus, steps=horizon, seed=seed, optimizer="adamw", lr=ADAMW_LR, eval_every=horizon,
+                    target_context=model.block_size,
+                )  # fmt: skip
             else:
                 events = modernize.finetune(
                     model, self.corpus, teacher=self.old, steps=horizon, seed=seed, eval_every=horizon

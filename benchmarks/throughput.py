@@ -103,7 +103,7 @@ def measure(size: Size, row: str, precision: str, compiled: bool) -> dict[str, f
         corpus = Corpus(name="random", train=ids, val=ids[: spec.block_size + 1])
         events = modernize.finetune(
             model, corpus, teacher=teacher, steps=size.steps, batch_size=size.batch, dtype=precision,
-            compile=compiled, eval_every=size.steps, lr=1e-4, optimizer=ROWS[row],
+            compile=compiled, eval_every=size.steps, lr=1e-4, optimizer=ROWS[row], target_context=spec.block_size,
         )  # fmt: skip
         ends = [(e.tokens, e.tokens / e.tokens_per_second) for e in events if isinstance(e, Stepped)]
         seconds = [later[1] - earlier[1] for earlier, later in itertools.pairwise(ends)]

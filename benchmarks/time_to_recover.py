@@ -90,7 +90,9 @@ def train(bench: Bench, path: Path, way: str, steps: int, seed: int) -> tuple[fl
     model = modernize.load(path)
     options = {"steps": steps, "seed": seed, "eval_every": steps}
     if way == "adamw":
-        events = modernize.finetune(model, bench.corpus, optimizer="adamw", lr=ADAMW_LR, **options)
+        events = modernize.finetune(
+            model, bench.corpus, optimizer="adamw", lr=ADAMW_LR, target_context=model.block_size, **options
+        )
     else:
         events = modernize.finetune(model, bench.corpus, teacher=bench.old, **options)
     *_, end = events

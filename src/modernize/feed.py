@@ -1,9 +1,8 @@
 """What a fine-tune reads: windows that start anywhere in the training part of DATA, of two lengths.
 
-A converted model has fitted positions only as far as its old table went, and a fine-tune on windows of that length
-leaves it so. Windows of the target context, which the old table forbade, teach it the rest, and every length between,
-since a long window begins as a short one. An update has windows of one length, and about as many tokens whichever that
-is.
+A conversion only sees to it that what is past the old context does no harm. Windows of the target context, which the
+old table forbade, teach what it is good for, and every length between, since a long window begins as a short one. An
+update has windows of one length, and about as many tokens whichever that is.
 """
 
 from dataclasses import dataclass

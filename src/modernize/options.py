@@ -209,7 +209,7 @@ TRAINING: dict[str, tuple[Any, Any]] = {
     "target_context": (
         Annotated[
             int | None,
-            _training("--target-context", help="Longest windows; by default four old contexts.", min=1),
+            _training("--target-context", help="Longest windows; by default two old contexts.", min=1),
         ],
         None,
     ),

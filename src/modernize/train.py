@@ -24,7 +24,7 @@ from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
 FEWEST_WINDOWS = 8
-TARGET = 4  # contexts of the old model, that the longest window has
+TARGET = 2  # contexts of the old model, that the longest window has
 
 
 def finetune(
