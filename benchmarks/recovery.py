@@ -36,9 +36,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import modernize
 from modernize.conversion import Conversion
-from modernize.data import Windows, load_corpus
-from modernize.events import Stepped
+from modernize.data import Corpus, Windows, load_corpus
+from modernize.events import Settings, Stepped
 from modernize.facts import Facts
+from modernize.feed import Feed
 from modernize.loading import load_whole
 from modernize.measure import mean_loss
 from modernize.model import ModernGPT
@@ -46,11 +47,12 @@ from modernize.old import OldGPT
 from modernize.optim import build_optimizers, schedule
 from modernize.recipe import ALONE_LR
 from modernize.tokenizer import find_tokenizer
-from modernize.train import default_batch_size
+from modernize.train import TARGET, default_batch_size
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = Path(os.environ.get("MODERNIZE_CHECKPOINTS", ROOT.parent / "shared" / "checkpoints"))
 STEPS = (0, 5, 10, 25, 50, 100, 200)
+MULTIPLES, LOOKED_BEYOND = (2, 4), (0, 50, 100, 200)  # of the old context, at these steps
 HORIZONS = (200, 50)  # a schedule of its own for each; the losses of the longer one are read at STEPS
 SEEDS = (0, 1, 2)
 WAYS = ("retrofit", "fold", "reset", "adamw", "old")
@@ -86,6 +88,7 @@ class Measured:
     own_text: int  # tokens that the old model wrote
     data_tokens: dict[int, int]  # different tokens of DATA that were seen
     passes: dict[int, float]  # of training
+    beyond: dict[int, dict[int, float]] = field(default_factory=dict)  # losses at multiples of the old context
 
 
 def subjects(work: Path) -> tuple[Subject, ...]:
@@ -195,13 +198,18 @@ class Bench:
         steps: Iterator[tuple[nn.Module, int, float]],
     ) -> Measured:
         losses, seconds = {0: 0.0}, {0: 0.0}
+        beyond: dict[int, dict[int, float]] = {multiple: {} for multiple in MULTIPLES}
         if conversion is None:
             losses[0] = self.old_loss
         else:
-            losses[0] = mean_loss(modernize.load(self.work / f"{self.subject.name}.safetensors"), self.val).loss
+            converted = modernize.load(self.work / f"{self.subject.name}.safetensors")
+            losses[0] = mean_loss(converted, self.val).loss
+            self._look_beyond(converted, 0, beyond)
         for model, step, took in steps:
             if step in STEPS:
                 losses[step], seconds[step] = mean_loss(model, self.val).loss, took
+            if step in LOOKED_BEYOND and conversion is not None:
+                self._look_beyond(model, step, beyond)
         took, passes, own_text = conversion or (0.0, 0.0, 0)
         # a teacher's forward pass is a third of a forward and a backward pass of the student, which is of its size
         each = 1.0 if way in {"adamw", "old"} else 1.0 + 1 / 3
@@ -217,7 +225,8 @@ class Bench:
             conversion_seconds=took,
             conversion_passes=passes,
             own_text=own_text,
-            data_tokens={step: self._seen(seed, step) for step in losses},
+            beyond=beyond if conversion is not None else {},
+            data_tokens={step: self._seen(way, seed, step) for step in losses},
             passes={step: step * tokens * each for step in losses},
         )
 
@@ -237,12 +246,20 @@ class Bench:
             model(ids)
         return counter.get_total_flops() / self.spec.block_size
 
-    def _seen(self, seed: int, steps: int) -> int:
+    def _look_beyond(self, model: nn.Module, step: int, beyond: dict[int, dict[int, float]]) -> None:
+        """Losses on windows longer than the old context."""
+        for multiple, found in beyond.items():
+            windows = self.corpus.windows("val", multiple * self.spec.block_size, vocab_size=self.spec.vocab_size)
+            found[step] = mean_loss(model, windows).loss
+
+    def _seen(self, way: str, seed: int, steps: int) -> int:
         """How many different tokens of DATA the windows of a fine-tune hold: the same draws, from numbered tokens."""
-        count = len(self.train.ids)
-        numbered = Windows(ids=np.arange(count), context=self.train.context, vocab_size=count, name="numbers")
-        random = np.random.default_rng(seed)
-        drawn = [np.unique(numbered.draw(random, self.batch)[0]) for _ in range(steps)]
+        count, block = len(self.train.ids), self.train.context
+        numbers = Corpus(name="numbers", train=np.arange(count), val=np.arange(block + 1))
+        target = block if way in ("adamw", "old") else TARGET * block
+        settings = Settings(seed=seed, batch_size=self.batch, block_size=block, target_context=target)
+        feed = Feed.of(numbers, settings, vocab_size=count, processes=1)
+        drawn = [np.unique(batch[0]) for _ in range(steps) for batch in feed.draw(1)]
         return len(np.unique(np.concatenate(drawn))) if drawn else 0
 
 

@@ -130,8 +130,21 @@ def _model(title: str, rows: Sequence[Row]) -> str:
     head += [f"{what}, {step} steps" for what in ("data", "passes", "seconds") for step in (SHORT, LONG)]
     return (
         f"## {title}\n\nOld model: {_loss(rows[0]['old'])}.\n\n"
-        f"{_table(['way', *map(str, steps), f'{SHORT}, own schedule'], losses)}\n{_table(head, costs)}"
+        f"{_table(['way', *map(str, steps), f'{SHORT}, own schedule'], losses)}\n{_beyond(rows)}{_table(head, costs)}"
     )
+
+
+def _beyond(rows: Sequence[Row]) -> str:
+    """Losses on windows of the old context and of multiples of it, which the old model has no positions for."""
+    lines = []
+    for way, name in WAYS.items():
+        found = [row for row in _of(rows, way, LONG) if row.get("beyond")]
+        steps = [step for step in ("0", "50", "100", "200") if found and step in found[0]["beyond"]["2"]]
+        for step in steps:
+            here = [row["losses"][step] for row in found]
+            there = [[row["beyond"][multiple][step] for row in found] for multiple in ("2", "4")]
+            lines.append([name, step, *(_cell(values, _loss) for values in (here, *there))])
+    return _table(["way", "step", "1× the old context", "2×", "4×"], lines) + "\n" if lines else ""
 
 
 def _plot(models: Mapping[str, Sequence[Row]], path: Path) -> None:
