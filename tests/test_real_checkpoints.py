@@ -114,3 +114,28 @@ def test_retrofit_is_never_worse_on_held_out_text(run, checkpoints, tmp_path, fo
     assert losses["retrofit"] <= min(losses["fold"], losses["reset"])
     assert losses["retrofit"] == pytest.approx(report["loss_new"], abs=1e-3)
     assert losses["retrofit"] <= min(c["loss"] for c in report["candidates"]) + 1e-3
+
+
+@pytest.mark.parametrize(("folder", "file", "facts"), ALL, ids=[row[0] for row in ALL])
+@pytest.mark.parametrize("to", ["arcee", "llama"])
+def test_all_are_exported_and_write_the_same_text(run, checkpoints, tmp_path, folder, file, facts, to):
+    transformers = pytest.importorskip("transformers")
+    new, out = tmp_path / "new.safetensors", tmp_path / "out"
+    assert run("convert", checkpoints / folder / file, new, "--init", "fold", *options(facts)).code == 0
+    found = run("export", new, out, "--to", to, "--json")
+    if to == "llama" and facts.get("activation") == "relu":
+        assert (found.code, "ReLU" in found.err) == (2, True)
+        return
+    assert found.code == 0, found.err
+    assert found.json["checked"] == transformers.__version__
+    model, theirs = modernize.load(new), transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    ids = torch.randint(0, model.vocab_size, (2, model.block_size), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, wanted = theirs(ids).logits, model.float()(ids)
+    if to == "llama":
+        assert found.json["difference"]["kl"] < 0.05
+        return
+    torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-4 * max(1.0, wanted.abs().max().item()))
+    ours = torch.stack(list(generate(model, ids[:1, :4], tokens=24, temperature=0)), dim=1)
+    written = theirs.generate(ids[:1, :4], max_new_tokens=24, do_sample=False)
+    assert torch.equal(written[:, 4:], ours)
