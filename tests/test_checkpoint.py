@@ -20,6 +20,7 @@ from modernize.checkpoint import files_of, open_checkpoint, stand_ins
 from modernize.errors import AmbiguousInput, InputRefused, UnreadableFile, UnsafeFile
 from modernize.facts import Facts
 from modernize.recognise import recognise
+from modernize.stored import stored_in
 
 SPEC = tiny.spec()
 STATE = tiny.jittered(SPEC)
@@ -471,3 +472,29 @@ def test_no_dictionary_and_no_weights(tmp_path):
     torch.save({"epoch": 3, "lr": 0.1}, tmp_path / "m.pt")
     with pytest.raises(UnreadableFile, match="'epoch', 'lr'"):
         open_checkpoint(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("extra", [torch.ones(3), np.ones(3)], ids=["tensor", "array"])
+@pytest.mark.parametrize("group", ["model_args", "config", "hparams"])
+def test_settings_with_a_tensor_among_them(tmp_path, group, extra):
+    torch.save({"model": KEYS, group: {"n_head": 4, "activation": "relu", "class_weight": extra}}, tmp_path / "m.pt")
+    checkpoint = open_checkpoint(tmp_path / "m.pt")
+    assert checkpoint.settings[group] == {"n_head": 4, "activation": "relu"}
+    assert recognise(checkpoint).spec.activation == "relu"
+
+
+@pytest.mark.parametrize("itos", [{0: ["a"], 1: ["b"]}, {0: {}, 1: []}, [["a"]]])
+def test_tokens_that_are_no_strings_are_no_vocabulary(tmp_path, itos):
+    torch.save({"model": KEYS, "itos": itos}, tmp_path / "m.pt")
+    assert open_checkpoint(tmp_path / "m.pt").vocabulary == {}
+
+
+def test_json_that_nests_without_end(tmp_path):
+    deep = "[" * 200_000
+    folder = hf_folder(tmp_path / "hf")
+    (folder / "config.json").write_text(deep)
+    with pytest.raises(UnreadableFile, match=r"config\.json cannot be read"):
+        open_checkpoint(folder)
+    save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / "m.safetensors", metadata={"modernize": deep})
+    with pytest.raises(UnreadableFile, match="cannot be understood"):
+        stored_in(open_checkpoint(tmp_path / "m.safetensors"))

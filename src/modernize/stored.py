@@ -47,7 +47,7 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
             vocabulary={str(token): int(index) for token, index in plain["vocabulary"].items()},
             history=tuple(dict(run) for run in plain["finetunes"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableFile(
             f"{checkpoint.path} has modernize metadata that cannot be understood: {error!r}",
             hint="convert the old checkpoint again",

@@ -88,14 +88,16 @@ class Root:
         return ignored + [f"{place}.{name}" for name in nested]
 
     def notes(self) -> dict[str, Any]:
-        """What is no dictionary of tensors, beside the weights and beside what holds them; outer things count."""
+        """What is no dictionary of tensors, beside the weights and beside what holds them, and settings without tensors
+        among them; outer things count.
+        """
         notes: dict[str, Any] = {}
         inside: Any = self.items
         for _ in range(DEEPEST + 1):
             if not isinstance(inside, Mapping):
                 break
-            own = {str(k): v for k, v in inside.items() if not _tensors_in(v) and not hasattr(v, "shape")}
-            notes = own | notes
+            plain = {k: v for k, v in inside.items() if not _is_tensor(v) and (k in SETTINGS or not _tensors_in(v))}
+            notes = {str(k): _without_tensors(v) for k, v in plain.items()} | notes
             inside = next((inside[key] for key in _WORDS if isinstance(inside.get(key), Mapping)), None)
         return notes
 
@@ -128,7 +130,15 @@ def _tensors_in(value: object) -> dict[str, Any]:
     """The tensors that a dictionary holds directly, by name; none for anything else."""
     if not isinstance(value, Mapping):
         return {}
-    return {k: v for k, v in value.items() if isinstance(k, str) and hasattr(v, "shape") and hasattr(v, "dtype")}
+    return {k: v for k, v in value.items() if isinstance(k, str) and _is_tensor(v)}
+
+
+def _without_tensors(value: object) -> object:
+    return {k: v for k, v in value.items() if not _is_tensor(v)} if isinstance(value, Mapping) else value
+
+
+def _is_tensor(value: object) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def assemble(
@@ -182,13 +192,16 @@ def vocabulary_in(notes: Mapping[str, Any]) -> dict[str, int]:
     """Token -> id, from `stoi`, `chars` or `itos`, at the top or in one of the settings; empty where there is none."""
     for group in (notes, *(notes[key] for key in SETTINGS if isinstance(notes.get(key), Mapping))):
         stoi, itos = group.get("stoi"), group.get("itos")
-        turned = {token: index for index, token in itos.items()} if isinstance(itos, Mapping) else None
-        listed = [
-            {token: index for index, token in enumerate(tokens)}
-            for tokens in (group.get("chars"), itos)
-            if isinstance(tokens, str | list | tuple) and all(isinstance(token, str) for token in tokens)
+        entries = (
+            *(enumerate(tokens) for tokens in (group.get("chars"), itos) if isinstance(tokens, str | list | tuple)),
+            *((itos.items(),) if isinstance(itos, Mapping) else ()),
+        )
+        turned = [
+            {token: index for index, token in listed}
+            for listed in map(list, entries)
+            if all(isinstance(token, str) for _, token in listed)
         ]
-        for found in (stoi, *listed, turned):
+        for found in (stoi, *turned):
             if isinstance(found, Mapping) and found and all(map(_is_entry, found.items())):
                 return dict(found)
     return {}

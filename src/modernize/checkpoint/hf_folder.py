@@ -69,7 +69,7 @@ def _config(path: Path) -> dict[str, Any]:
             f"{path} is a folder without {CONFIG}",
             hint="give the checkpoint file itself, or a Hugging Face folder",
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnreadableFile(f"{path / CONFIG} cannot be read: {error}", hint="download it again") from error
     if not isinstance(config, dict):
         raise UnreadableFile(f"{path / CONFIG} is no JSON object", hint="download it again")
