@@ -181,3 +181,32 @@ def test_every_spelling_of_a_row_is_claimed(dialect):
     for rule in dialect.rules:
         assert all(rule.pattern.fullmatch(rule.key(i=3, j=2, spelling=n)) for n in range(12))
         assert rule.respelled(rule.key(i=3, j=2), i=5) == rule.key(i=5, j=2)
+
+
+@pytest.mark.parametrize("name", ["course-apart", "course-heads", "torch-encoder"])
+def test_two_stacks_of_layers_do_not_become_one(tmp_path, name):
+    dialect = tiny.dialect(name)
+    spec = spec_for(dialect, activation="relu")
+    first, second = made(spec, dialect)[1], made(spec, dialect, spelling=1)[1]
+    before = {key for key in first if key not in second and ".1." in key}
+    mixed = {k: v for k, v in first.items() if k not in before} | {k: v for k, v in second.items() if ".1." in k}
+    with pytest.raises(UnknownLayout, match=r"it has (blocks\.0|layers\.1|.*\.1)\..*, which no row knows"):
+        recognise(saved(tmp_path, mixed), facts_for(spec, dialect))
+
+
+def test_what_may_be_absent_is_absent_in_all_keys_alike():
+    dialect = tiny.dialect("gpt2")
+    keys = made(spec_for(dialect), dialect)[1]
+    mixed = [key.removeprefix("transformer.") if ".h.1." in key else key for key in keys]
+    assert cover(dialect, mixed).unknown == tuple(key for key in mixed if key.startswith("h.1."))
+
+
+def test_numbers_far_out_cost_nothing():
+    dialect = tiny.dialect("lecture")
+    found = cover(dialect, [f"a{n}" for n in range(500)] + ["blocks.499.sa.heads.499.query.weight"])
+    assert len(found.unknown) == 501
+    keys = list(made(spec_for(dialect), dialect)[1])
+    found = cover(dialect, keys + [f"blocks.{i}.sa.heads.{j}.query.weight" for i in range(60) for j in range(60)])
+    assert found.n_layer * found.n_head == 3600
+    assert found.lacking > 3600
+    assert len(found.missing) < 100

@@ -156,3 +156,14 @@ def test_averaged_weights_in_a_place_of_their_own(tmp_path, word):
     path = saved(tmp_path / "m.pt", {"model": keys(), word: {"shadow": keys(seed=1)}})
     assert same(state_of(path))
     assert same(state_of(path, weights="ema"), seed=1)
+
+
+@pytest.mark.parametrize("name", ["val_metrics.acc[top1].total", "loss.{i}.x", "step.{a|b}"])
+def test_a_name_that_looks_like_a_template_is_a_name(tmp_path, run, name):
+    path = saved(tmp_path / "m.pt", keys() | {name: torch.tensor(1.0)})
+    (ignored,) = (t for t in inspect(path, facts=FACTS).tensors if t.fate == "ignored")
+    assert (ignored.name, ignored.kind) == (name, name)
+    assert (
+        run("convert", path, tmp_path / "n.safetensors", "--init", "fold", "--n-head", 4, "--activation", "gelu").code
+        == 0
+    )

@@ -158,9 +158,9 @@ def convert(
         vocabulary=vocabulary,
         calibration=calibration.summary() if calibration else None,
     )
+    fates = fates_of(found, plan)
     if not dry_run:
         write_tensors(new, state, metadata)
-    fates = fates_of(found, plan)
     return Conversion(
         input=old,
         output=new,

@@ -222,9 +222,9 @@ def _fate_of(name: str, step: Step, found: Recognised, plan: Plan) -> TensorFate
         becomes |= dict.fromkeys(more)
     return TensorFate(
         name=found.checkpoint.raw_names[name],
-        kind=step.rule.respelled(name, i="*", j="*"),
+        kind=step.kind,
         info=found.checkpoint.tensors[name],
-        fate=_summary(decided, moved="kept" if tuple(becomes) == (name,) else step.rule.op.fate),
+        fate=_summary(decided, moved="kept" if tuple(becomes) == (name,) else step.op.fate),
         becomes=tuple(becomes),
     )
 

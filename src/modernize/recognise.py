@@ -60,7 +60,7 @@ class Recognised:
             for name, tensor in zip(step.sources, tensors, strict=False):
                 if not torch.isfinite(tensor).all():
                     raise not_finite(self.checkpoint, name)
-            state.update(zip(step.targets, step.rule.op.apply(tensors, self.spec.n_embd), strict=True))
+            state.update(zip(step.targets, step.op.apply(tensors, self.spec.n_embd), strict=True))
         return {name: state[name] for name in self.spec.shapes()}
 
 
@@ -145,11 +145,7 @@ def _fitting(checkpoint: Checkpoint, own: list[str], said: Facts) -> list[Cover]
 def _with_heads(checkpoint: Checkpoint, found: Cover) -> Cover:
     """The same cover with the number of heads, where the shape of a tensor tells it."""
     width = _width(checkpoint, found)
-    told = {
-        step.rule.op.heads(checkpoint.tensors[step.sources[0]].shape, width)
-        for step in found.steps
-        if step.rule.op.heads
-    }
+    told = {step.op.heads(checkpoint.tensors[step.sources[0]].shape, width) for step in found.steps if step.op.heads}
     return replace(found, n_head=told.pop()) if len(told) == 1 else found
 
 
@@ -166,7 +162,7 @@ def _in_order(found: Cover, order: str) -> Cover:
         raise UsageError(f"--qkv-order {order} is no order of q, k and v", hint="for example --qkv-order k,q,v")
     steps = tuple(
         replace(step, targets=tuple(step.targets["qkv".index(part)] for part in wanted))
-        if step.rule.op in (SPLIT3, TRANSPOSE_SPLIT3)
+        if step.op in (SPLIT3, TRANSPOSE_SPLIT3)
         else step
         for step in found.steps
     )
@@ -188,7 +184,7 @@ def _tied(checkpoint: Checkpoint, found: Cover) -> bool:
     head, embedding = steps.get("head.weight"), steps["wte.weight"]
     if head is None:
         return True
-    alike = head.rule.op is embedding.rule.op is KEEP
+    alike = head.op is embedding.op is KEEP
     return alike and checkpoint.equal(head.sources[0], embedding.sources[0])
 
 
@@ -202,7 +198,7 @@ def _canonical_shapes(checkpoint: Checkpoint, found: Cover) -> dict[str, Shape]:
     for step in found.steps:
         sources = [checkpoint.tensors[name].shape for name in step.sources]
         try:
-            shapes.update(zip(step.targets, step.rule.op.shapes(sources, width), strict=True))
+            shapes.update(zip(step.targets, step.op.shapes(sources, width), strict=True))
         except ValueError as error:
             raise ValueError(f"{step.sources[0]} has the shape {_x(sources[0])}: {error}") from error
     return shapes
@@ -302,7 +298,7 @@ def _unknown(checkpoint: Checkpoint, nearest: Cover) -> UnknownLayout:
     faults = []
     if nearest.missing:
         gone = "".join(f" ({what})" for what in _gone(nearest))
-        faults.append(f"it lacks {_listed(nearest.missing)}{gone}")
+        faults.append(f"it lacks {_listed(nearest.missing, of=nearest.lacking)}{gone}")
     if nearest.unknown:
         faults.append(f"it has {_listed(nearest.unknown)}, which no row knows")
     if nearest.twice:
@@ -328,10 +324,10 @@ def _gone(found: Cover) -> list[str]:
     return [said for part, said in words.items() if any(name.endswith(part) for name in whole)]
 
 
-def _listed(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str], *, of: int = 0) -> str:
     names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = max(len(names), of) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _x(shape: Shape) -> str:

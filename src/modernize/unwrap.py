@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from modernize.checkpoint import Checkpoint
 from modernize.checkpoint.envelope import is_averaged
-from modernize.dialects import DIALECTS, Rule, Step, cover
+from modernize.dialects import DIALECTS, Step, cover
 from modernize.dialects.ops import IGNORE
 from modernize.errors import AmbiguousInput, UnknownLayout
 from modernize.spec import FLOATS
@@ -38,7 +38,7 @@ class Unwrapped:
 
     def steps(self) -> tuple[Step, ...]:
         """What becomes of the others: nothing."""
-        return tuple(Step(Rule(name, (), IGNORE), (name,), ()) for name in self.beside)
+        return tuple(Step(IGNORE, name, (name,), ()) for name in self.beside)
 
 
 def unwrap(checkpoint: Checkpoint) -> Unwrapped:

@@ -23,7 +23,7 @@ from modernize.dialects.mingpt_2020 import MINGPT_2020
 from modernize.dialects.nanogpt import NANOGPT
 from modernize.dialects.nanogpt_gamma import NANOGPT_GAMMA
 from modernize.dialects.opt import OPT
-from modernize.dialects.table import Assumption, Cover, Dialect, Rule, Step, cover
+from modernize.dialects.table import Assumption, Cover, Dialect, Rule, Step, any_of, cover
 from modernize.dialects.tok_emb import TOK_EMB
 from modernize.dialects.torch_encoder import TORCH_ENCODER
 from modernize.dialects.transformer_lens import TRANSFORMER_LENS
@@ -50,4 +50,4 @@ DIALECTS: tuple[Dialect, ...] = (
     COURSE_MHA,
 )
 
-__all__ = ["DIALECTS", "Assumption", "Cover", "Dialect", "Rule", "Step", "cover"]
+__all__ = ["DIALECTS", "Assumption", "Cover", "Dialect", "Rule", "Step", "any_of", "cover"]

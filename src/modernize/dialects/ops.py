@@ -26,8 +26,15 @@ class Op:
     heads: Callable[[Shape, int], int] | None = None
 
 
+def _rows(shape: Shape) -> tuple[int, Shape]:
+    """The first axis, and the others."""
+    if not shape:
+        raise ValueError("a matrix or a vector was expected")
+    return shape[0], shape[1:]
+
+
 def _split3_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
-    rows, *rest = sources[0]
+    rows, rest = _rows(sources[0])
     if rows % 3:
         raise ValueError(f"{rows} rows are not three equal parts")
     return [(rows // 3, *rest)] * 3
@@ -42,7 +49,7 @@ def _shared_size(rows: int, width: int) -> int:
 
 
 def _split_shared_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
-    rows, *rest = sources[0]
+    rows, rest = _rows(sources[0])
     _shared_size(rows, width)
     return [(width, *rest)] * 3
 
@@ -65,7 +72,7 @@ def _mask_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
 def _stack_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
     if len(set(sources)) != 1:
         raise ValueError(f"heads differ in shape: {sorted(set(sources))}")
-    rows, *rest = sources[0]
+    rows, rest = _rows(sources[0])
     return [(rows * len(sources), *rest)]
 
 
@@ -88,14 +95,13 @@ def _stack_alone(sources: "Sequence[torch.Tensor]", width: int) -> "list[torch.T
 
 
 def _squeeze_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
-    one, *rest = sources[0]
-    if one != 1 or len(rest) != 2:
+    if len(sources[0]) != 3 or sources[0][0] != 1:
         raise ValueError("a bare table of positions is 1×positions×width")
-    return [tuple(rest)]
+    return [sources[0][1:]]
 
 
 def _after_two_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
-    rows, *rest = sources[0]
+    rows, rest = _rows(sources[0])
     if rows <= 2:
         raise ValueError("the first two rows stand for no position, and there are no others")
     return [(rows - 2, *rest)]
@@ -160,7 +166,7 @@ SQUEEZE = Op("squeeze", "renamed", _squeeze_shapes, lambda t, _: [t[0][0]])
 AFTER_TWO = Op("after_two", "renamed", _after_two_shapes, lambda t, _: [t[0][2:]])
 # an embedding that is multiplied by √width where tokens come in and not where they go out -> both
 SCALE_INPUT = Op("scale_input", "renamed", lambda s, _: [s[0]] * 2, lambda t, d: [t[0] * d**0.5, t[0]])
-# no part of the model
+# no part of the model: measured, or of other weights
 IGNORE = Op("ignore", "ignored", lambda s, _: [], lambda t, _: [])
 # no parameter but a causal mask: a square, or the scalar that stands in for minus infinity
 DROP = Op("drop", "ignored", _mask_shapes, lambda t, _: [])
