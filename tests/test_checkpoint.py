@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file, save_model
 
 from modernize.checkpoint import files_of, open_checkpoint, stand_ins
-from modernize.errors import AmbiguousInput, InputRefused, UnreadableFile, UnsafeFile
+from modernize.errors import AmbiguousInput, InputRefused, UnknownLayout, UnreadableFile, UnsafeFile
 from modernize.facts import Facts
 from modernize.recognise import recognise
 from modernize.stored import stored_in
@@ -498,3 +498,24 @@ def test_json_that_nests_without_end(tmp_path):
     save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / "m.safetensors", metadata={"modernize": deep})
     with pytest.raises(UnreadableFile, match="cannot be understood"):
         stored_in(open_checkpoint(tmp_path / "m.safetensors"))
+
+
+def test_a_model_type_counts_before_names(tmp_path):
+    folder = hf_folder(tmp_path / "hf", model_type="llama")
+    save_file({"model.embed_tokens.weight": torch.ones(61, 32), "lm_head.weight": torch.ones(61, 32)},
+              folder / "model.safetensors")  # fmt: skip
+    with pytest.raises(UnknownLayout, match=r"'llama' model by its config\.json"):
+        recognise(open_checkpoint(folder))
+
+
+def test_the_dialect_option_overrules_the_model_type_aloud(tmp_path):
+    folder = hf_folder(tmp_path / "hf", model_type="my_gpt")
+    with pytest.raises(UnknownLayout, match="'my_gpt'") as caught:
+        recognise(open_checkpoint(folder))
+    assert "--dialect" in caught.value.hint
+    found = recognise(open_checkpoint(folder), Facts(dialect="gpt2"))
+    assert same(found.state())
+    assert any("model_type 'my_gpt'; --dialect gpt2 was taken" in warning for warning in found.warnings)
+    hf_folder(tmp_path / "hf", model_type="my_gpt", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(UnknownLayout, match="scale_attn_by_inverse_layer_idx"):
+        recognise(open_checkpoint(folder), Facts(dialect="gpt2"))

@@ -237,6 +237,12 @@ def test_a_stray_layer_number_does_not_make_a_giant(tmp_path):
         (["gpt_neox.layers.0.attention.query_key_value.weight"], "GPT-NeoX"),
         (["layers.0.attention.query_key_value.weight", "layers.0.attention.rotary_emb.inv_freq"], "rotary positions"),
         (["word_embeddings_layernorm.weight", "h.0.self_attention.query_key_value.weight"], "BLOOM"),
+        (["model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", "lm_head.weight"], "gated MLP"),
+        (["encoder.embedding.weight", "encoder.lstm.weight_ih_l0", "fc.weight"], "recurrent"),
+        (
+            ["encoder.tok_emb.weight", "decoder.tok_emb.weight", "decoder.layers.0.cross_attn.q.weight"],
+            "cross-attention",
+        ),
         (["model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight"], "gated MLP"),
         (["transformer.wte.weight", "transformer.h.0.attn.rotary_emb.inv_freq"], "rotary positions"),
         (["tok_emb.weight", "blocks.0.attn.wq.weight", "blocks.0.norm1.weight"], "RMSNorm"),
@@ -256,3 +262,47 @@ def test_a_bigram_model_is_told_that_it_is_one(tmp_path):
     torch.save({"token_embedding_table.weight": torch.ones(65, 65)}, tmp_path / "m.pt")
     with pytest.raises(UnknownLayout, match="bigram"):
         recognise(open_checkpoint(tmp_path / "m.pt"))
+
+
+def test_a_model_under_a_prefix_is_claimed_only_where_it_is_whole(tmp_path):
+    body = {f"net.{k}": v for k, v in keys().items() if ".h.1.ln_2" not in k}
+    with pytest.raises(UnknownLayout, match=r"nearest to nanogpt, but it lacks .*ln_2.* and it has adapter\.weight"):
+        recognise(save(tmp_path / "m.pt", body | {"adapter.weight": torch.ones(8, 4)}), Facts(n_head=4))
+
+
+def test_a_mask_of_integers_is_no_quantized_weight(tmp_path):
+    mask = {"blocks.0.attn.tril": torch.ones(16, 16, dtype=torch.int8).tril()}
+    found = recognise(save(tmp_path / "m.pt", keys("course-apart") | mask), Facts(n_head=4, activation="relu"))
+    assert found.dialect.name == "course-apart"
+
+
+# ------------------------------------------------------------------------------------------ shapes, and who is blamed
+
+
+@pytest.mark.parametrize("shape", [(), (61,), (61, 32, 1)])
+@pytest.mark.parametrize(
+    "name",
+    ["transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight",
+     "transformer.h.0.mlp.c_fc.weight"],
+)  # fmt: skip
+@pytest.mark.parametrize("dialect", ["nanogpt", "gpt2", "bigcode"])
+def test_tensors_without_the_right_axes_are_named_in_words(tmp_path, dialect, name, shape):
+    wrong = keys(dialect, tied=False) | {name: torch.ones(shape)}
+    with pytest.raises(BadTensors, match=name.replace(".", r"\.")) as caught:
+        recognise(save(tmp_path / "m.pt", wrong), Facts(n_head=4, dialect=dialect))
+    assert "unpack" not in caught.value.sentence
+    assert "index" not in caught.value.sentence
+
+
+def test_the_dialect_that_fits_furthest_is_blamed(tmp_path):
+    wrong = keys("gpt2") | {"transformer.h.1.mlp.c_fc.bias": torch.zeros(5)}
+    with pytest.raises(BadTensors, match=r"names of gpt2, but transformer\.h\.1\.mlp\.c_fc\.bias"):
+        recognise(save(tmp_path / "m.pt", wrong), Facts(n_head=4))
+
+
+def test_an_order_where_nothing_is_fused_is_no_order(tmp_path):
+    apart = save(tmp_path / "m.pt", keys("course-apart"))
+    facts = {"n_head": 4, "activation": "relu"}
+    with pytest.raises(UsageError, match="--qkv-order v,q,k"):
+        recognise(apart, Facts(**facts, qkv_order="v,q,k"))
+    assert recognise(apart, Facts(**facts, qkv_order="q, k, v")).dialect.name == "course-apart"

@@ -97,3 +97,12 @@ def test_without_data_what_is_open_is_asked_for(bare, run):
     assert found.code == 3
     assert "--n-head" in found.err
     assert "--data" in found.err
+
+
+def test_averaged_weights_are_tried_as_well(tmp_path, data):
+    spec = tiny.spec()
+    both = tiny.as_dialect(tiny.jittered(spec), spec, tiny.dialect("nanogpt"))
+    both = {f"{front}.{name}": tensor for front in ("model", "ema") for name, tensor in both.items()}
+    torch.save(both, tmp_path / "m.pt")
+    found = inspect(tmp_path / "m.pt", data=str(data), facts=Facts(n_head=4, activation="gelu"), weights="ema")
+    assert len(found.trials) == 2

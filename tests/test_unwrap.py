@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from modernize.checkpoint import open_checkpoint
+from modernize.dialects import DIALECTS, cover
 from modernize.errors import AmbiguousInput, UnknownLayout, UnreadableFile
 from modernize.facts import Facts
 from modernize.inspection import inspect
@@ -158,6 +159,81 @@ def test_averaged_weights_in_a_place_of_their_own(tmp_path, word):
     assert same(state_of(path, weights="ema"), seed=1)
 
 
+# ------------------------------------------------------------------------------------------ trained and averaged
+
+
+@pytest.mark.parametrize("dialect", ["nanogpt", "course-apart", "mingpt-2020"])
+def test_trained_weights_that_do_not_fit_are_never_replaced_by_averaged_ones(tmp_path, dialect):
+    trained = keys(dialect, prefix="model.") | {"model.memory_token": torch.ones(1, 32)}
+    path = saved(tmp_path / "m.pt", trained | keys(dialect, seed=1, prefix="ema_model."))
+    with pytest.raises(UnknownLayout, match=rf"nearest to {dialect}, but it has memory_token") as caught:
+        state_of(path)
+    assert "--weights ema" in caught.value.hint
+    assert same(state_of(path, weights="ema"), seed=1)
+
+
+def test_averaged_weights_that_do_not_fit_are_not_replaced_either(tmp_path):
+    averaged = keys(seed=1, prefix="ema.") | {"ema.memory_token": torch.ones(1, 32)}
+    path = saved(tmp_path / "m.pt", keys(prefix="model.") | averaged)
+    assert same(state_of(path))
+    with pytest.raises(UnknownLayout, match="memory_token") as caught:
+        state_of(path, weights="ema")
+    assert "leave --weights out" in caught.value.hint
+
+
+def test_averaged_weights_alone_are_taken_aloud(tmp_path):
+    path = saved(tmp_path / "m.pt", keys(prefix="ema_model.") | {"ema_model.n_averaged": torch.tensor(3)})
+    found = recognise(open_checkpoint(path), FACTS)
+    assert same(found.state())
+    assert any("no weights but averaged ones, under ema_model." in warning for warning in found.warnings)
+    assert not any("averaged" in warning for warning in recognise(open_checkpoint(path, weights="ema"), FACTS).warnings)
+
+
+@pytest.mark.parametrize("weights", ["model", "ema"])
+def test_a_matrix_beside_averaged_weights_is_not_ignored(tmp_path, weights):
+    path = saved(tmp_path / "m.pt", keys(prefix="ema_model.") | {"value_head.weight": torch.ones(4, 32)})
+    with pytest.raises(UnknownLayout, match=r"under ema_model\. and beside it value_head\.weight"):
+        state_of(path, weights=weights)
+
+
+def test_a_part_with_such_a_name_is_no_set_of_weights(tmp_path):
+    with pytest.raises(UnknownLayout, match=r"ema_proj\.weight"):
+        state_of(saved(tmp_path / "m.pt", keys() | {"ema_proj.weight": torch.ones(32, 32)}))
+
+
+@pytest.mark.parametrize("prefix", ["ema_codebook.", "value."])
+@pytest.mark.parametrize("weights", ["model", "ema"])
+def test_an_embedding_makes_no_set_of_weights(tmp_path, prefix, weights):
+    other = {f"{prefix}embedding.weight": torch.ones(61, 32), f"{prefix}cluster_size": torch.ones(61)}
+    path = saved(tmp_path / "m.pt", keys(prefix="model.") | keys(seed=1, prefix="ema_model.") | other)
+    with pytest.raises(UnknownLayout, match=rf"beside it {prefix}embedding"):
+        state_of(path, weights=weights)
+
+
+def test_averaged_weights_beside_a_model_without_a_prefix(tmp_path):
+    path = saved(tmp_path / "m.pt", keys() | keys(seed=1, prefix="ema."))
+    assert same(state_of(path))
+    assert same(state_of(path, weights="ema"), seed=1)
+    found = inspect(path, facts=FACTS, weights="ema")
+    assert {t.name for t in found.tensors if t.fate == "ignored"} == set(keys())
+
+
+def test_what_does_not_fit_is_named_and_not_what_a_shorter_reading_leaves_over(tmp_path):
+    """Without its head, `model.transformer.` is in front of a whole GPT-2."""
+    averaged = keys(seed=1, prefix="ema_model.")
+    path = saved(tmp_path / "m.pt", keys(prefix="model.") | {"model.memory_token": torch.ones(1, 32)} | averaged)
+    with pytest.raises(UnknownLayout) as caught:
+        state_of(path)
+    assert "lm_head" not in caught.value.sentence
+
+
+def test_what_is_measured_may_be_there_twice(tmp_path):
+    beside = {"criterion.weight": torch.ones(61), "model.criterion.weight": torch.ones(61)}
+    path = saved(tmp_path / "m.pt", keys(prefix="model.") | beside)
+    assert same(state_of(path))
+    assert {t.name for t in inspect(path, facts=FACTS).tensors if t.fate == "ignored"} == set(beside)
+
+
 @pytest.mark.parametrize("name", ["val_metrics.acc[top1].total", "loss.{i}.x", "step.{a|b}"])
 def test_a_name_that_looks_like_a_template_is_a_name(tmp_path, run, name):
     path = saved(tmp_path / "m.pt", keys() | {name: torch.tensor(1.0)})
@@ -167,3 +243,13 @@ def test_a_name_that_looks_like_a_template_is_a_name(tmp_path, run, name):
         run("convert", path, tmp_path / "n.safetensors", "--init", "fold", "--n-head", 4, "--activation", "gelu").code
         == 0
     )
+
+
+def test_of_many_embeddings_a_few_are_tried(tmp_path, monkeypatch):
+    from modernize import unwrap as module
+
+    tried = []
+    monkeypatch.setattr(module, "cover", lambda dialect, own: tried.append(dialect) or cover(dialect, own))
+    with pytest.raises(UnknownLayout):
+        state_of(saved(tmp_path / "m.pt", {f"features.f{n}.embedding.weight": torch.ones(3, 2) for n in range(300)}))
+    assert len(tried) <= (module.MOST_PREFIXES + 1) * len(DIALECTS)

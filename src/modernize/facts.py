@@ -18,6 +18,7 @@ from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
 from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
 
 ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps", "norm")
+QKV = "q,k,v"  # the order in which most programs keep query, key and value in one tensor
 CHOICES = {"activation": ACTIVATIONS, "attn_scale": ATTN_SCALES, "norm": ("pre", "post")}
 
 
@@ -34,7 +35,7 @@ class Facts:
     attn_scale: AttnScale | None = None
     norm_eps: float | None = None
     norm: Norm | None = None
-    qkv_order: str = "q,k,v"
+    qkv_order: str = QKV
 
 
 @dataclass
@@ -162,11 +163,16 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
         found.asked["--n-head N"] = "nothing says how many heads it has, and its tensors cannot tell"
 
 
-def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> list[str]:
-    """Settings against tensors: a warning where the tensors can be right, an error where something is missing or more
-    is computed than can be carried over (BadTensors, UnknownLayout).
+def check_settings(
+    checkpoint: Checkpoint, spec: GPTSpec, said: Facts, dialect: Dialect, *, has_head: bool
+) -> list[str]:
+    """Settings against tensors and options: a warning where these can be right, an error where something is missing
+    (BadTensors).
     """
     warnings = []
+    kind = checkpoint.settings.get("config.json", {}).get("model_type")
+    if said.dialect and kind is not None and kind not in dialect.model_types:
+        warnings.append(f"config.json says model_type {kind!r}; --dialect {said.dialect} was taken")
     for name in ("n_layer", "n_embd", "block_size", "vocab_size"):
         setting, where = look_up(checkpoint.settings, name)
         told, real = whole_number(setting), getattr(spec, name)
@@ -184,21 +190,30 @@ def check_settings(checkpoint: Checkpoint, spec: GPTSpec, *, has_head: bool) -> 
     return warnings
 
 
-def dialects_by_model_type(checkpoint: Checkpoint) -> tuple[Dialect, ...]:
-    """Those that go with the model type of a Hugging Face configuration; all where there is none.
+def dialects_of(checkpoint: Checkpoint, said: Facts) -> tuple[Dialect, ...]:
+    """The one that the user names; else those that go with the model type of a Hugging Face configuration; else all.
 
-    Raises UnknownLayout for a type that no dialect goes with, and for settings that change what is computed.
+    Raises UsageError for a name that is none, UnknownLayout for a type that no dialect goes with, and for settings that
+    change what is computed.
     """
     config = cast(dict[str, Any], checkpoint.settings.get("config.json", {}))
     kind = config.get("model_type")
-    if kind is None:
+    if said.dialect is not None:
+        fitting = tuple(d for d in DIALECTS if d.name == said.dialect)
+        if not fitting:
+            raise UsageError(
+                f"--dialect {said.dialect} is not known; there are {', '.join(d.name for d in DIALECTS)}",
+                hint="`modernize dialects` lists them",
+            )
+    elif kind is None:
         return DIALECTS
-    fitting = tuple(d for d in DIALECTS if kind in d.model_types)
+    else:
+        fitting = tuple(d for d in DIALECTS if kind in d.model_types)
     if not fitting:
         known = ", ".join(kind for d in DIALECTS for kind in d.model_types)
         raise UnknownLayout(
             f"{checkpoint.path} is a {kind!r} model by its config.json, and only {known} are known there",
-            hint="`modernize dialects` lists what can be converted",
+            hint="`modernize dialects` lists what can be converted; if it is one of these, --dialect says so",
         )
     for name, value in (row for d in fitting for row in d.must_be):
         if config.get(name, value) != value:

@@ -2,28 +2,30 @@
 
 Names first (exact cover by a dialect's rows), then shapes, then what else speaks: whether the head equals the
 embedding, the settings that only one dialect's programs write, and what the user said.
+
+unwrap.py     what stands in front of all names, and what lies beside the model
+outline.py    shapes
+facts.py      what names and shapes cannot tell
+misfit.py     what is said of a file that does not fit
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modernize.checkpoint import Checkpoint
-from modernize.dialects import DIALECTS, Cover, Dialect, Step, cover
+from modernize.dialects import Cover, Dialect, Step, cover
 from modernize.dialects.ops import KEEP, SPLIT3, TRANSPOSE_SPLIT3
-from modernize.errors import BadTensors, UnknownLayout, UsageError
-from modernize.facts import ASSUMED_FIELDS, Facts, check_settings, dialects_by_model_type, find_facts
-from modernize.spec import FLOATS, LINEARS, NORMS, GPTSpec, Shape, State, layerless, names_of
-from modernize.stored import METADATA_KEY
-from modernize.strangers import stranger
+from modernize.errors import BadTensors, UsageError
+from modernize.facts import ASSUMED_FIELDS, QKV, Facts, check_settings, dialects_of, find_facts
+from modernize.misfit import check_file, check_quantized, misshapen, unknown
+from modernize.outline import canonical_shapes, check_sizes, outline, shape_faults, width_of
+from modernize.spec import GPTSpec, State
 from modernize.unwrap import Unwrapped, unwrap
 
 __all__ = ["Facts", "Recognised", "recognise"]
-
-_SHOWN = 3  # names in a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
 
     Raises:
         UnknownLayout: no dialect accounts for every key; the sentence names the nearest and what does not fit.
+        AmbiguousInput: two models, or two names of one tensor.
         MissingFact: something nobody said; the sentence names the option to pass.
         BadTensors: shapes, dtypes or numbers that contradict each other.
         UsageError: a fact that is no such thing.
@@ -86,10 +89,10 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
     checkpoint = unwrapped.checkpoint
     found = find_facts(checkpoint, covers, said)
     best = covers[0]
-    shapes = _canonical_shapes(checkpoint, best)
-    spec = replace(_outline(shapes, best), tied=_tied(checkpoint, best), **found.values)
-    _check_heads(checkpoint, spec)
-    warnings = check_settings(checkpoint, spec, has_head="head.weight" in shapes)
+    shapes = canonical_shapes(checkpoint, best)
+    spec = replace(outline(shapes, best), tied=_tied(checkpoint, best), **found.values)
+    check_sizes(checkpoint, spec)
+    warnings = check_settings(checkpoint, spec, said, best.dialect, has_head="head.weight" in shapes)
     if "head.weight" not in shapes and "config.json" not in checkpoint.settings:
         warnings.append("there is no head, so it is taken to be tied to the embedding")
     return Recognised(
@@ -97,76 +100,62 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
         dialect=best.dialect,
         spec=spec,
         steps=(*best.steps, *unwrapped.steps()),
-        warnings=(*checkpoint.warnings, *found.warnings, *warnings),
+        warnings=(*checkpoint.warnings, *unwrapped.warnings, *found.warnings, *warnings),
     )
 
 
-def covers_of(checkpoint: Checkpoint, said: Facts) -> tuple[Checkpoint, list[Cover]]:
-    """A checkpoint under the model's own names, and the dialects that it may be of. Raises what `recognise` raises."""
-    unwrapped, covers = _covered(checkpoint, said)
-    return unwrapped.checkpoint, covers
+def covers_of(checkpoint: Checkpoint, said: Facts) -> list[Cover]:
+    """The dialects that a checkpoint may be of. Raises what `recognise` raises."""
+    return _covered(checkpoint, said)[1]
 
 
-def _covered(checkpoint: Checkpoint, said: Facts) -> tuple[Unwrapped, list[Cover]]:
-    if METADATA_KEY in checkpoint.metadata:
-        raise UnknownLayout(
-            f"{checkpoint.path} is already converted: it is a modern model that modernize wrote",
-            hint="use it as it is: `modernize finetune`, `eval` and `sample` take it",
-        )
-    _check_tensors(checkpoint)
-    unwrapped = unwrap(checkpoint)
-    return unwrapped, _narrowed(unwrapped.checkpoint, _fitting(unwrapped.checkpoint, unwrapped.own(), said), said)
-
-
-def _fitting(checkpoint: Checkpoint, own: list[str], said: Facts) -> list[Cover]:
-    """Covers of the model's own names that fit, also by the orientation of their matrices. Raises UnknownLayout."""
-    chosen = dialects_by_model_type(checkpoint)
-    if said.dialect is not None:
-        chosen = tuple(d for d in DIALECTS if d.name == said.dialect)
-    if not chosen:
-        raise UsageError(
-            f"--dialect {said.dialect} is not known; there are {', '.join(d.name for d in DIALECTS)}",
-            hint="`modernize dialects` lists them",
-        )
-    covers = [_in_order(cover(dialect, own), said.qkv_order) for dialect in chosen]
+def _covered(whole: Checkpoint, said: Facts) -> tuple[Unwrapped, list[Cover]]:
+    """A checkpoint under the model's own names, and its covers, the likeliest first."""
+    check_file(whole)
+    dialects = dialects_of(whole, said)
+    unwrapped = unwrap(whole, dialects)
+    checkpoint = unwrapped.checkpoint
+    covers = [cover(dialect, unwrapped.own()) for dialect in dialects]
+    nearest = min(covers, key=lambda c: c.faults)
+    check_quantized(checkpoint, nearest)
+    if unwrapped.strange or not nearest.fits:
+        raise unknown(whole, unwrapped, nearest)
     by_name = [c for c in covers if c.fits]
-    if not by_name:
-        raise _unknown(checkpoint, min(covers, key=lambda c: c.faults))
-    fits = [c for c in by_name if not _shape_fault(checkpoint, c)]
+    fits = [c for c in by_name if not shape_faults(checkpoint, c)]
     if not fits:
-        raise BadTensors(
-            f"{checkpoint.path} has the names of {by_name[0].dialect.name}, but {_shape_fault(checkpoint, by_name[0])}",
-            hint="check which program wrote the file; its tensors do not fit together",
-        )
+        raise misshapen(checkpoint, by_name)
     exact = [c for c in fits if not c.dialect.loose]
-    return [_with_heads(checkpoint, c) for c in exact or fits]
+    ordered = _in_order(exact or fits, said.qkv_order)
+    return unwrapped, _narrowed(checkpoint, [_with_heads(checkpoint, c) for c in ordered], said)
 
 
 def _with_heads(checkpoint: Checkpoint, found: Cover) -> Cover:
     """The same cover with the number of heads, where the shape of a tensor tells it."""
-    width = _width(checkpoint, found)
+    width = width_of(checkpoint, found)
     told = {step.op.heads(checkpoint.tensors[step.sources[0]].shape, width) for step in found.steps if step.op.heads}
     return replace(found, n_head=told.pop()) if len(told) == 1 else found
 
 
-def _width(checkpoint: Checkpoint, found: Cover) -> int:
-    """The width of the embedding."""
-    (source,) = next(step.sources for step in found.steps if "wte.weight" in step.targets)
-    return (*checkpoint.tensors[source].shape, 0)[1]
-
-
-def _in_order(found: Cover, order: str) -> Cover:
-    """The same cover with fused projections read in the order given. Raises UsageError for no such order."""
+def _in_order(covers: Sequence[Cover], order: str) -> list[Cover]:
+    """The same covers with fused projections read in the order given. Raises UsageError for no such order, and for
+    another than usual where nothing is fused.
+    """
     wanted = [part.strip() for part in order.split(",")]
     if sorted(wanted) != ["k", "q", "v"]:
         raise UsageError(f"--qkv-order {order} is no order of q, k and v", hint="for example --qkv-order k,q,v")
-    steps = tuple(
-        replace(step, targets=tuple(step.targets["qkv".index(part)] for part in wanted))
-        if step.op in (SPLIT3, TRANSPOSE_SPLIT3)
-        else step
-        for step in found.steps
-    )
-    return replace(found, steps=steps)
+    fused = [step for found in covers for step in found.steps if step.op in (SPLIT3, TRANSPOSE_SPLIT3)]
+    if wanted != QKV.split(",") and not fused:
+        raise UsageError(
+            f"--qkv-order {order} says how query, key and value lie in one tensor, and here they are apart",
+            hint="leave --qkv-order out",
+        )
+    return [replace(found, steps=tuple(_turned(step, wanted) for step in found.steps)) for found in covers]
+
+
+def _turned(step: Step, wanted: Sequence[str]) -> Step:
+    if step.op not in (SPLIT3, TRANSPOSE_SPLIT3):
+        return step
+    return replace(step, targets=tuple(step.targets["qkv".index(part)] for part in wanted))
 
 
 def _narrowed(checkpoint: Checkpoint, fits: list[Cover], said: Facts) -> list[Cover]:
@@ -186,149 +175,3 @@ def _tied(checkpoint: Checkpoint, found: Cover) -> bool:
         return True
     alike = head.op is embedding.op is KEEP
     return alike and checkpoint.equal(head.sources[0], embedding.sources[0])
-
-
-# ---------------------------------------------------------------------------------------------- shapes
-
-
-def _canonical_shapes(checkpoint: Checkpoint, found: Cover) -> dict[str, Shape]:
-    """Shapes of the canonical State, before any tensor is read. Raises ValueError where a row's op cannot be done."""
-    shapes: dict[str, Shape] = {}
-    width = _width(checkpoint, found)
-    for step in found.steps:
-        sources = [checkpoint.tensors[name].shape for name in step.sources]
-        try:
-            shapes.update(zip(step.targets, step.op.shapes(sources, width), strict=True))
-        except ValueError as error:
-            raise ValueError(f"{step.sources[0]} has the shape {_x(sources[0])}: {error}") from error
-    return shapes
-
-
-def _outline(shapes: Mapping[str, Shape], found: Cover) -> GPTSpec:
-    """The spec as far as names and shapes tell it. Raises ValueError for embeddings or an MLP without two axes."""
-    (vocab_size, n_embd), (block_size, _), (n_inner, _) = (
-        shapes[name] for name in ("wte.weight", "wpe.weight", "h.0.mlp.up.weight")
-    )
-    return GPTSpec(
-        n_layer=found.n_layer,
-        n_head=found.n_head or 1,
-        n_embd=n_embd,
-        n_inner=n_inner,
-        block_size=block_size,
-        vocab_size=vocab_size,
-        activation="gelu",
-        attn_scale="head",
-        norm_eps=1e-5,
-        tied="head.weight" not in shapes,
-        biases=tuple(p for p in (*NORMS, *LINEARS) if f"{names_of(p, found.n_layer)[0]}.bias" in shapes),
-    )
-
-
-def _shape_fault(checkpoint: Checkpoint, found: Cover) -> str:
-    """What is wrong with the first tensor that a row cannot turn into its place in the model; empty when all fit."""
-    try:
-        shapes = _canonical_shapes(checkpoint, found)
-        wanted = _outline(shapes, found).shapes()
-    except ValueError as error:
-        return str(error)
-    for step in found.steps:
-        dtype = checkpoint.tensors[step.sources[0]].dtype
-        if step.targets and dtype not in FLOATS:
-            return f"{step.sources[0]} is {dtype}, where floating point was expected"
-        for target in step.targets:
-            if shapes[target] != wanted[target]:
-                return (
-                    f"{_listed(step.sources)} gives {target} the shape {_x(shapes[target])}, "
-                    f"where {_x(wanted[target])} was expected"
-                )
-    return ""
-
-
-def _check_heads(checkpoint: Checkpoint, spec: GPTSpec) -> None:
-    """Nothing is empty, heads divide the width, and RoPE finds pairs. Raises BadTensors."""
-    for name in ("vocab_size", "block_size", "n_embd", "n_inner"):
-        if not getattr(spec, name):
-            raise BadTensors(
-                f"{checkpoint.path}: {name} is 0, so there is nothing to convert", hint="get a whole checkpoint"
-            )
-    if spec.n_head < 1 or spec.n_embd % spec.n_head:
-        raise BadTensors(
-            f"{checkpoint.path}: n_head {spec.n_head} does not divide the width {spec.n_embd}",
-            hint="pass the right number with --n-head",
-        )
-    if spec.head_dim % 2:
-        raise BadTensors(
-            f"{checkpoint.path}: heads are {spec.head_dim} wide ({spec.n_embd} over {spec.n_head}), and RoPE turns "
-            "pairs, so the width of a head must be even",
-            hint="this model cannot carry RoPE, unless --n-head is wrong",
-        )
-
-
-def _check_tensors(checkpoint: Checkpoint) -> None:
-    """Quantized and empty tensors are named before anything is said about names. Raises BadTensors."""
-    for name, info in checkpoint.tensors.items():
-        if len(info.shape) == 2 and info.dtype == "int8":
-            raise BadTensors(
-                f"{checkpoint.path}: {name} is int8, so it holds quantized weights",
-                hint="quantized weights cannot be converted; use the checkpoint that they were made from",
-            )
-    if checkpoint.tensors and all(math.prod(info.shape) == 0 for info in checkpoint.tensors.values()):
-        raise BadTensors(
-            f"{checkpoint.path} holds only empty tensors, as DeepSpeed ZeRO-3 leaves them",
-            hint="gather the weights first with DeepSpeed's zero_to_fp32.py",
-        )
-
-
-# ---------------------------------------------------------------------------------------------- what does not fit
-
-
-def _unknown(checkpoint: Checkpoint, nearest: Cover) -> UnknownLayout:
-    """What does not fit, by name, with the nearest dialect."""
-    names = list(checkpoint.tensors)
-    if not names:
-        return UnknownLayout(f"{checkpoint.path} holds no tensors", hint="give the file that holds the weights")
-    said, hint = stranger(checkpoint.tensors)
-    if said:
-        return UnknownLayout(f"{checkpoint.path} {said}", hint=hint)
-    if len(nearest.unknown) == len(names):
-        return UnknownLayout(
-            f"{checkpoint.path} is of no known dialect: it holds {_listed(names)}",
-            hint="`modernize dialects` lists the names by which each is recognised",
-        )
-    faults = []
-    if nearest.missing:
-        gone = "".join(f" ({what})" for what in _gone(nearest))
-        faults.append(f"it lacks {_listed(nearest.missing, of=nearest.lacking)}{gone}")
-    if nearest.unknown:
-        faults.append(f"it has {_listed(nearest.unknown)}, which no row knows")
-    if nearest.twice:
-        faults.append(f"{_listed(nearest.twice)} are the same tensor")
-    return UnknownLayout(
-        f"{checkpoint.path} is nearest to {nearest.dialect.name}, but {' and '.join(faults)}",
-        hint="a model with other parts cannot be converted; `modernize dialects` lists what can",
-    )
-
-
-def _gone(found: Cover) -> list[str]:
-    """What a model doesn't have at all, in words."""
-    rules = found.dialect.rules
-    targets = {t for key in found.missing for rule in rules if rule.pattern.fullmatch(key) for t in rule.targets}
-    made = {layerless(t) for step in found.steps for t in step.targets}
-    whole = {layerless(t.format(i=0, p="weight")) for t in targets} - made
-    words = {
-        "wpe.weight": "no learned position table",
-        "mlp.up.weight": "no MLP",
-        "ln_1.weight": "no LayerNorm",
-        "ln_f.weight": "no LayerNorm at the end",
-    }
-    return [said for part, said in words.items() if any(name.endswith(part) for name in whole)]
-
-
-def _listed(names: Iterable[str], *, of: int = 0) -> str:
-    names = list(names)
-    more = max(len(names), of) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _x(shape: Shape) -> str:
-    return "×".join(map(str, shape)) or "scalar"

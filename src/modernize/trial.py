@@ -76,7 +76,7 @@ def try_readings(
 
 def first_reading(checkpoint: Checkpoint, said: Facts) -> tuple[Recognised, tuple[str, ...]]:
     """A checkpoint as one of its readings, and the names of the facts that are open. Raises what `recognise` raises."""
-    checkpoint, covers = covers_of(checkpoint, said)
+    covers = covers_of(checkpoint, said)
     names = open_facts(checkpoint, covers, said)
     guessed: dict[str, Any] = {name: CHOICES[name][0] for name in names if name in CHOICES}
     guessed |= {"norm": "pre"} if "norm" in names else {}
