@@ -15,7 +15,7 @@ ORDER = (
     ("checkpoint",),
     ("stored",),
     ("dialects",),
-    ("facts", "unwrap", "strangers", "outline"),
+    ("facts", "unwrap", "strangers", "outline", "masks"),
     ("misfit",),
     ("recognise", "operations"),
     ("layers",),

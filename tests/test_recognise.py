@@ -7,6 +7,7 @@ import torch
 from modernize.checkpoint import open_checkpoint
 from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
 from modernize.facts import Facts
+from modernize.inspection import inspect
 from modernize.recognise import recognise
 
 
@@ -270,8 +271,57 @@ def test_a_model_under_a_prefix_is_claimed_only_where_it_is_whole(tmp_path):
         recognise(save(tmp_path / "m.pt", body | {"adapter.weight": torch.ones(8, 4)}), Facts(n_head=4))
 
 
+# ------------------------------------------------------------------------------------------ masks
+
+LOWER = torch.ones(16, 16).tril()
+NEVER = -torch.inf
+CAUSAL = {
+    "ones and zeros": LOWER,
+    "with axes of one": LOWER.view(1, 1, 16, 16),
+    "bool": LOWER.bool(),
+    "uint8": LOWER.byte(),
+    "int8": LOWER.to(torch.int8),
+    "true where hidden": ~LOWER.bool(),
+    "one where hidden": LOWER.new_ones(16, 16).triu(1),
+    "added": torch.zeros(16, 16).masked_fill(LOWER == 0, NEVER),
+    "added in bfloat16": torch.zeros(16, 16).masked_fill(LOWER == 0, -1e9).bfloat16(),
+    "a number": torch.tensor(-1e4),
+}
+OTHER = {
+    "banded": LOWER * torch.ones(16, 16).triu(-3),
+    "all ones": torch.ones(16, 16),
+    "nothing": torch.zeros(16, 16),
+    "a prefix that is seen": (LOWER + (torch.arange(16) < 4)).clamp(max=1),
+    "a number lower": torch.ones(16, 16).tril(-1),
+    "slopes": torch.arange(16.0)[None, :].sub(torch.arange(16.0)[:, None]).tril(),
+    "added slopes": torch.arange(16.0)[None, :].sub(torch.arange(16.0)[:, None]).masked_fill(LOWER == 0, NEVER),
+    "not a number": torch.full((16, 16), torch.nan),
+}
+LAYERS = ("blocks.0.attn.mask", "blocks.1.attn.mask")
+
+
+def masked(tmp_path, mask, layers=LAYERS):
+    return save(tmp_path / "m.pt", keys("mingpt-2020") | dict.fromkeys(layers, mask))
+
+
+@pytest.mark.parametrize("mask", CAUSAL.values(), ids=CAUSAL)
+def test_a_causal_mask_is_dropped_however_it_is_written(tmp_path, mask):
+    state = recognise(masked(tmp_path, mask), Facts(n_head=4)).state()
+    assert all(torch.equal(tensor, tiny.jittered(tiny.spec())[name]) for name, tensor in state.items())
+    assert inspect(tmp_path / "m.pt", facts=Facts(n_head=4)).dialect == "mingpt-2020"
+
+
+@pytest.mark.parametrize("mask", OTHER.values(), ids=OTHER)
+def test_another_mask_is_refused(tmp_path, mask):
+    with pytest.raises(UnknownLayout, match=r"blocks\.1\.attn\.mask is no causal mask.*not plainly causal"):
+        recognise(masked(tmp_path, mask, LAYERS[1:]), Facts(n_head=4)).state()
+    with pytest.raises(UnknownLayout, match=r"blocks\.0\.attn\.mask is no causal mask"):
+        masked(tmp_path, mask)
+        inspect(tmp_path / "m.pt", facts=Facts(n_head=4))
+
+
 def test_a_mask_of_integers_is_no_quantized_weight(tmp_path):
-    mask = {"blocks.0.attn.tril": torch.ones(16, 16, dtype=torch.int8).tril()}
+    mask = {"blocks.0.attn.tril": LOWER.to(torch.int8)}
     found = recognise(save(tmp_path / "m.pt", keys("course-apart") | mask), Facts(n_head=4, activation="relu"))
     assert found.dialect.name == "course-apart"
 

@@ -12,6 +12,7 @@ from modernize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from modernize.choices import DataDType, Fate, Tie, Weights
 from modernize.dialects import Step
 from modernize.errors import UnknownLayout
+from modernize.masks import check_masks
 from modernize.progress import Stages, unseen
 from modernize.recognise import Facts, Recognised, recognise
 from modernize.rewrite.plan import Plan
@@ -126,6 +127,7 @@ def inspect(
     if data is not None:
         facts, trials = _tried(checkpoint, facts, data, tokenizer=tokenizer, data_dtype=data_dtype, progress=progress)
     found = recognise(checkpoint, facts)
+    check_masks(found.checkpoint, found.steps, most=1)
     plan, tied = settle_tie(found, plan or Plan(), tie)
     return Inspection(
         path=checkpoint.path,

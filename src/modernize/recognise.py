@@ -5,6 +5,7 @@ embedding, the settings that only one dialect's programs write, and what the use
 
 unwrap.py     what stands in front of all names, and what lies beside the model
 outline.py    shapes
+masks.py      the buffers that are left out
 facts.py      what names and shapes cannot tell
 misfit.py     what is said of a file that does not fit
 """
@@ -20,6 +21,7 @@ from modernize.dialects import Cover, Dialect, Step, cover
 from modernize.dialects.ops import KEEP, SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import BadTensors, UsageError
 from modernize.facts import ASSUMED_FIELDS, QKV, Facts, check_settings, dialects_of, find_facts
+from modernize.masks import check_masks
 from modernize.misfit import check_file, check_quantized, misshapen, unknown
 from modernize.outline import canonical_shapes, check_sizes, outline, shape_faults, width_of
 from modernize.spec import GPTSpec, State
@@ -50,11 +52,13 @@ class Recognised:
     def state(self) -> State:
         """The canonical State in the file's dtypes, `(out, in)`; a tied head is left out.
 
-        Raises BadTensors for values that are not finite, UnreadableFile for bytes that have changed.
+        Raises BadTensors for values that are not finite, UnknownLayout for masks that are not causal, UnreadableFile
+        for bytes that have changed.
         """
         import torch
 
         self.checkpoint.source.verify()
+        check_masks(self.checkpoint, self.steps)
 
         state: State = {}
         for step in self.steps:
