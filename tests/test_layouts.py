@@ -24,6 +24,17 @@ class Attention(nn.MultiheadAttention):
         return super().forward(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
 
 
+class Nested(nn.Module):
+    """torch's own in a module around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.mha = Attention()
+
+    def forward(self, x):
+        return self.mha(x)
+
+
 class Heads(nn.Module):
     """The lecture's heads, put side by side and not projected."""
 
@@ -99,10 +110,11 @@ def saved(model, path):
     ("make", "facts"),
     [
         (lambda: Course(Attention), {"n_head": HEADS, "activation": "gelu"}),
+        (lambda: Course(Nested), {"n_head": HEADS, "activation": "gelu"}),
         (lambda: Course(Heads), {"activation": "gelu"}),
         (Encoder, {"n_head": HEADS, "activation": "relu", "norm": "pre"}),
     ],
-    ids=["nn.MultiheadAttention", "heads that are not projected", "nn.TransformerEncoder"],
+    ids=["nn.MultiheadAttention", "nested in a module", "heads that are not projected", "nn.TransformerEncoder"],
 )
 def test_a_course_model_gives_its_own_logits(tmp_path, make, facts):
     model = make()
@@ -180,3 +192,16 @@ def test_a_transformer_lens_model_without_a_part_is_refused_by_name(tmp_path, go
     torch.save({k: v for k, v in keys.items() if f".{gone}." not in k}, tmp_path / "model.pt")
     with pytest.raises(UnknownLayout, match=said):
         load(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(
+    ("names", "other"),
+    [(("tok_emb", "pos_emb"), ("token_embeddings", "position_embeddings")), (("lm_head",), ("out_head",))],
+)
+def test_the_encoder_knows_the_spellings_of_courses(tmp_path, names, other):
+    path = saved(Encoder(), tmp_path / "model.pt")
+    keys = torch.load(path, weights_only=True)
+    for old, new in zip(names, other, strict=True):
+        keys = {name.replace(old, new): tensor for name, tensor in keys.items()}
+    torch.save(keys, path)
+    load(path, facts=Facts(n_head=HEADS, activation="relu", norm="pre"))

@@ -356,3 +356,23 @@ def test_an_order_where_nothing_is_fused_is_no_order(tmp_path):
     with pytest.raises(UsageError, match="--qkv-order v,q,k"):
         recognise(apart, Facts(**facts, qkv_order="v,q,k"))
     assert recognise(apart, Facts(**facts, qkv_order="q, k, v")).dialect.name == "course-apart"
+
+
+# ------------------------------------------------------------------------------------------ what many spellings hide
+
+
+@pytest.mark.parametrize(
+    "dialect", ["course-apart", "course-fused", "course-heads", "course-heads-alone", "course-mha"]
+)
+def test_a_dialect_of_many_spellings_says_what_it_cannot_know(tmp_path, dialect):
+    spec = tiny.spec(activation="relu", biases=())
+    state = tiny.fitted(tiny.jittered(spec), spec, tiny.dialect(dialect))
+    bare = save(tmp_path / "m.pt", tiny.as_dialect(state, spec, tiny.dialect(dialect)))
+    facts = {"n_head": 4, "activation": "relu"}
+    said = " ".join(recognise(bare, Facts(**facts)).warnings)
+    assert "norm is assumed to be pre" in said
+    assert "RMSNorm has" in said
+    assert ("interleave" in said) == (dialect == "course-fused")
+    assert "norm is assumed" not in " ".join(recognise(bare, Facts(**facts, norm="pre")).warnings)
+    shifted = recognise(save(tmp_path / "m.pt", keys(dialect)), Facts(**facts)) if "alone" not in dialect else None
+    assert not shifted or "RMSNorm" not in " ".join(shifted.warnings)

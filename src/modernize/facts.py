@@ -82,11 +82,15 @@ def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
 
 
 def open_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> tuple[str, ...]:
-    """Names of the facts that neither the user nor the file says, and that its dialects' programs don't settle."""
+    """Names of the facts that neither the user nor the file says, and that its dialects' programs don't settle; where
+    norms stand, copies of every program change.
+    """
     names = [
         name
         for name in ("activation", "attn_scale", "norm")
-        if getattr(said, name) is None and look_up(checkpoint.settings, name)[0] is None and _in_doubt(covers, name)
+        if getattr(said, name) is None
+        and look_up(checkpoint.settings, name)[0] is None
+        and (name == "norm" or _in_doubt(covers, name))
     ]
     heads = covers[0].n_head or said.n_head or whole_number(look_up(checkpoint.settings, "n_head")[0])
     return (*names, *(() if heads else ("n_head",)))
@@ -107,8 +111,7 @@ def _assume(covers: Sequence[Cover], name: AssumedField, found: Findings) -> Non
     readings = {a.value: (c.dialect, a.doubt) for c in covers for a in c.dialect.assumptions if a.field == name}
     option = f"--{name.replace('_', '-')}"
     if not readings:
-        if name != "norm" or covers[0].dialect.asks_norm:
-            found.asked[f"{option} {'|'.join(CHOICES[name])}"] = f"nothing says which {name} it has"
+        found.asked[f"{option} {'|'.join(CHOICES[name])}"] = f"nothing says which {name} it has"
         return
     if len(readings) > 1:
         listed = " and ".join(f"{dialect.name} ({name} {value})" for value, (dialect, _) in readings.items())

@@ -24,7 +24,7 @@ from modernize.facts import ASSUMED_FIELDS, QKV, Facts, check_settings, dialects
 from modernize.masks import check_masks
 from modernize.misfit import check_file, check_quantized, misshapen, unknown
 from modernize.outline import canonical_shapes, check_sizes, outline, shape_faults, width_of
-from modernize.spec import GPTSpec, State
+from modernize.spec import NORMS, GPTSpec, State
 from modernize.unwrap import Unwrapped, unwrap
 
 __all__ = ["Facts", "Recognised", "recognise"]
@@ -104,7 +104,7 @@ def recognise(checkpoint: Checkpoint, said: Facts | None = None) -> Recognised:
         dialect=best.dialect,
         spec=spec,
         steps=(*best.steps, *unwrapped.steps()),
-        warnings=(*checkpoint.warnings, *unwrapped.warnings, *found.warnings, *warnings),
+        warnings=(*checkpoint.warnings, *unwrapped.warnings, *found.warnings, *warnings, *_doubts(best.dialect, spec)),
     )
 
 
@@ -160,6 +160,17 @@ def _turned(step: Step, wanted: Sequence[str]) -> Step:
     if step.op not in (SPLIT3, TRANSPOSE_SPLIT3):
         return step
     return replace(step, targets=tuple(step.targets["qkv".index(part)] for part in wanted))
+
+
+def _doubts(dialect: Dialect, spec: GPTSpec) -> list[str]:
+    """What a dialect of many spellings cannot tell, and no option says."""
+    doubts = list(dialect.doubts)
+    if dialect.loose and not set(NORMS) & set(spec.biases):
+        doubts.append(
+            "its norms have gains and no shifts, as LayerNorm without shifts has, and as RMSNorm has: it is read as "
+            "LayerNorm; with DATA that it knows, `modernize inspect --data` tells"
+        )
+    return doubts
 
 
 def _narrowed(checkpoint: Checkpoint, fits: list[Cover], said: Facts) -> list[Cover]:

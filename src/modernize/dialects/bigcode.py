@@ -1,7 +1,7 @@
 """GPT-BigCode (SantaCoder, StarCoder): nanoGPT's names, one key and one value for all heads."""
 
 from modernize.dialects.ops import SPLIT_SHARED
-from modernize.dialects.table import Assumption, Dialect, Rule, drop, keep
+from modernize.dialects.table import PRE, Assumption, Dialect, Rule, drop, keep
 
 BIGCODE = Dialect(
     name="bigcode",
@@ -27,6 +27,7 @@ BIGCODE = Dialect(
     model_types=("gpt_bigcode",),
     must_be=(("multi_query", True), ("scale_attn_weights", True), ("add_cross_attention", False)),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="gelu_tanh"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),

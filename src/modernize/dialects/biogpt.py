@@ -1,7 +1,7 @@
 """BioGPT: positions counted from two, token embeddings multiplied by √width where they come in."""
 
 from modernize.dialects.ops import AFTER_TWO, SCALE_INPUT
-from modernize.dialects.table import Assumption, Dialect, Rule, keep
+from modernize.dialects.table import PRE, Assumption, Dialect, Rule, keep
 
 BIOGPT = Dialect(
     name="biogpt",
@@ -24,6 +24,7 @@ BIOGPT = Dialect(
     model_types=("biogpt",),
     must_be=(("scale_embedding", True),),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="gelu"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5, certain=True),  # its layer_norm_eps is not used

@@ -1,6 +1,6 @@
 """The book "Build a Large Language Model (From Scratch)": W_query, W_key, W_value, norms with scale and shift."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep
+from modernize.dialects.table import PRE, Assumption, Dialect, drop, keep
 
 ROWS = (
     keep("tok_emb.weight", "wte.weight"),
@@ -18,6 +18,7 @@ ROWS = (
     keep("out_head.{p}", "head.{p}", optional=True),
 )
 ASSUMPTIONS = (
+    PRE,
     Assumption(field="activation", value="gelu_tanh", doubt="the book has gelu_tanh, copies also nn.GELU: gelu"),
     Assumption(field="attn_scale", value="head"),
     Assumption(field="norm_eps", value=1e-5),

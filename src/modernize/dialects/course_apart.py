@@ -1,6 +1,6 @@
 """Course models with query, key and value apart, under any of the usual names."""
 
-from modernize.dialects.spellings import AROUND, ATTENTION, KEY, PROJECTION, QUERY, VALUE
+from modernize.dialects.spellings import AROUND, ATTENTION, EPS, KEY, NORM_PLACE, PROJECTION, QUERY, VALUE
 from modernize.dialects.table import Assumption, Dialect, keep
 
 COURSE_APART = Dialect(
@@ -15,7 +15,8 @@ COURSE_APART = Dialect(
     ),
     loose=True,
     assumptions=(
+        NORM_PLACE,
         Assumption(field="attn_scale", value="head", doubt="some courses divide the scores by √width instead: embd"),
-        Assumption(field="norm_eps", value=1e-5),
+        EPS,
     ),
 )

@@ -1,6 +1,6 @@
 """Course models with query, key and value in one matrix, under any of the usual names."""
 
-from modernize.dialects.spellings import AROUND, ATTENTION, PROJECTION
+from modernize.dialects.spellings import AROUND, ATTENTION, EPS, NORM_PLACE, PROJECTION
 from modernize.dialects.table import Assumption, Dialect, split3
 
 COURSE_FUSED = Dialect(
@@ -17,8 +17,13 @@ COURSE_FUSED = Dialect(
         PROJECTION,
     ),
     loose=True,
+    doubts=(
+        "query, key and value are taken to lie one behind the other in their matrix; some courses interleave them, head"
+        " by head, and then what comes out predicts badly",
+    ),
     assumptions=(
+        NORM_PLACE,
         Assumption(field="attn_scale", value="head", doubt="some courses divide the scores by √width instead: embd"),
-        Assumption(field="norm_eps", value=1e-5),
+        EPS,
     ),
 )

@@ -1,17 +1,18 @@
 """Relatives of the lecture: one small matrix per head, under any of the usual names."""
 
-from modernize.dialects.spellings import AROUND, ATTENTION, KEY, PROJECTION, QUERY, VALUE
+from modernize.dialects.spellings import AROUND, ATTENTION, EPS, KEY, MASK, NORM_PLACE, PROJECTION, QUERY, VALUE
 from modernize.dialects.table import Assumption, Dialect, drop, stack_heads
 
-MASK = drop(ATTENTION + "heads.{j}.{tril|mask|causal_mask}")
 HEADS = (
+    drop(ATTENTION + "heads.{j}." + MASK),
     stack_heads(ATTENTION + "heads.{j}." + QUERY + ".{p}", "h.{i}.attn.q.{p}"),
     stack_heads(ATTENTION + "heads.{j}." + KEY + ".{p}", "h.{i}.attn.k.{p}"),
 )
 ASSUMPTIONS = (
+    NORM_PLACE,
     Assumption(field="activation", value="relu", doubt="the lecture has relu, its relatives also gelu"),
     Assumption(field="attn_scale", value="head", doubt="many copies divide the scores by √width instead: embd"),
-    Assumption(field="norm_eps", value=1e-5),
+    EPS,
 )
 
 COURSE_HEADS = Dialect(
@@ -19,7 +20,6 @@ COURSE_HEADS = Dialect(
     title="course models with a matrix for each head",
     rules=(
         *AROUND,
-        MASK,
         *HEADS,
         stack_heads(ATTENTION + "heads.{j}." + VALUE + ".{p}", "h.{i}.attn.v.{p}"),
         PROJECTION,

@@ -1,6 +1,6 @@
 """Relatives of the lecture whose heads are put side by side and not projected."""
 
-from modernize.dialects.course_heads import ASSUMPTIONS, HEADS, MASK
+from modernize.dialects.course_heads import ASSUMPTIONS, HEADS
 from modernize.dialects.spellings import AROUND, ATTENTION, VALUE
 from modernize.dialects.table import Dialect, stack_heads_alone
 
@@ -9,7 +9,6 @@ COURSE_HEADS_ALONE = Dialect(
     title="course models with a matrix for each head and no output projection",
     rules=(
         *AROUND,
-        MASK,
         *HEADS,
         stack_heads_alone(ATTENTION + "heads.{j}." + VALUE + ".{p}", "h.{i}.attn.v.{p}", "h.{i}.attn.o.{p}"),
     ),

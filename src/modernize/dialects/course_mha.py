@@ -1,7 +1,9 @@
 """Course models that use torch's nn.MultiheadAttention in blocks of their own."""
 
-from modernize.dialects.spellings import AROUND, ATTENTION, PROJECTION
-from modernize.dialects.table import Assumption, Dialect, split3
+from modernize.dialects.spellings import AROUND, ATTENTION, EPS, NORM_PLACE, OUTPUT
+from modernize.dialects.table import Assumption, Dialect, keep, split3
+
+MODULE = ATTENTION + "{|mha.|attn.|attention.}"  # its own name, where attention is a module around it
 
 COURSE_MHA = Dialect(
     name="course-mha",
@@ -9,24 +11,24 @@ COURSE_MHA = Dialect(
     rules=(
         *AROUND,
         split3(
-            ATTENTION + "{|mha.|attn.|attention.}in_proj_weight",
+            MODULE + "in_proj_weight",
             "h.{i}.attn.q.weight",
             "h.{i}.attn.k.weight",
             "h.{i}.attn.v.weight",
         ),
         split3(
-            ATTENTION + "{|mha.|attn.|attention.}in_proj_bias",
+            MODULE + "in_proj_bias",
             "h.{i}.attn.q.bias",
             "h.{i}.attn.k.bias",
             "h.{i}.attn.v.bias",
             optional=True,
         ),
-        PROJECTION,
+        keep(MODULE + OUTPUT + ".{p}", "h.{i}.attn.o.{p}"),
     ),
     loose=True,
     assumptions=(
-        Assumption(field="norm", value="pre", doubt="the names don't say whether norms stand before or behind: post"),
+        NORM_PLACE,
         Assumption(field="attn_scale", value="head"),
-        Assumption(field="norm_eps", value=1e-5),
+        EPS,
     ),
 )

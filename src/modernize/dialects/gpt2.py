@@ -1,6 +1,6 @@
 """GPT-2 as `transformers` keeps it: nanoGPT's names, but Conv1D matrices, which are (in, out)."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep, transpose, transpose_split3
+from modernize.dialects.table import PRE, Assumption, Dialect, drop, keep, transpose, transpose_split3
 
 GPT2 = Dialect(
     name="gpt2",
@@ -29,6 +29,7 @@ GPT2 = Dialect(
         ("add_cross_attention", False),
     ),
     assumptions=(
+        PRE,
         Assumption(
             field="activation",
             value="gelu_tanh",

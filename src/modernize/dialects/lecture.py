@@ -1,6 +1,6 @@
 """The video lecture "Let's build GPT": one small matrix per head, ReLU, a head with a bias."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep, stack_heads
+from modernize.dialects.table import PRE, Assumption, Dialect, drop, keep, stack_heads
 
 LECTURE = Dialect(
     name="lecture",
@@ -21,6 +21,7 @@ LECTURE = Dialect(
         keep("lm_head.{p}", "head.{p}"),
     ),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="relu", doubt="copies of the lecture also use gelu"),
         Assumption(field="attn_scale", value="head", doubt="many copies divide the scores by √width instead: embd"),
         Assumption(field="norm_eps", value=1e-5),

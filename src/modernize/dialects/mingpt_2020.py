@@ -1,6 +1,6 @@
 """The first minGPT (2020): positions are a bare parameter, key, query and value stand apart."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep, squeeze
+from modernize.dialects.table import PRE, Assumption, Dialect, drop, keep, squeeze
 
 MINGPT_2020 = Dialect(
     name="mingpt-2020",
@@ -21,6 +21,7 @@ MINGPT_2020 = Dialect(
         keep("head.{p}", "head.{p}"),
     ),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="gelu"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),

@@ -1,6 +1,6 @@
 """nanoGPT: torch.nn.Linear everywhere, a tied head, an envelope with `model_args`."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep, split3
+from modernize.dialects.table import PRE, Assumption, Dialect, drop, keep, split3
 
 ROWS = (
     keep("transformer.wte.weight", "wte.weight"),
@@ -23,6 +23,7 @@ NANOGPT = Dialect(
     rules=ROWS,
     marks=("model_args",),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="gelu", doubt="nanoGPT before May 2023 used gelu_tanh"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),

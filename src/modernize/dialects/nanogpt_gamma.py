@@ -1,6 +1,6 @@
 """nanoGPT written out by hand: its names, but norms call their gain `gamma` and their shift `beta`."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep, split3
+from modernize.dialects.table import PRE, Assumption, Dialect, drop, keep, split3
 
 NANOGPT_GAMMA = Dialect(
     name="nanogpt-gamma",
@@ -22,6 +22,7 @@ NANOGPT_GAMMA = Dialect(
         keep("lm_head.{p}", "head.{p}", optional=True),
     ),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="gelu", doubt="the file does not say which GELU its program used"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),

@@ -1,7 +1,7 @@
 """OPT: norms before, ReLU, positions counted from two."""
 
 from modernize.dialects.ops import AFTER_TWO
-from modernize.dialects.table import Assumption, Dialect, Rule, keep
+from modernize.dialects.table import PRE, Assumption, Dialect, Rule, keep
 
 OPT = Dialect(
     name="opt",
@@ -23,6 +23,7 @@ OPT = Dialect(
     model_types=("opt",),
     must_be=(("do_layer_norm_before", True), ("_remove_final_layer_norm", False)),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="relu"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),

@@ -159,15 +159,18 @@ class Assumption:
     certain: bool = False
 
 
+PRE = Assumption(field="norm", value="pre")  # norms stand before attention and MLP
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
     """One way of naming an old GPT's tensors.
 
     `marks` are the groups of settings that only this dialect's programs write: of two dialects with the same names, the
     one whose mark is there is meant. `tied` says whether its models share the head with the embedding. A `loose` one
-    knows many spellings of a layout and stands back where another fits, and one that `asks_norm` may be post-norm.
-    `model_types` are those of its `config.json`, and `must_be` settings there that change what is computed, with the
-    only value that can be carried over.
+    knows many spellings of a layout and stands back where another fits. `model_types` are those of its `config.json`,
+    and `must_be` settings there that change what is computed, with the only value that can be carried over. `doubts`
+    are warned of whenever it is read.
     """
 
     name: str
@@ -177,9 +180,9 @@ class Dialect:
     marks: tuple[str, ...] = ()
     tied: tuple[bool, ...] = (True, False)
     loose: bool = False
-    asks_norm: bool = False
     model_types: tuple[str, ...] = ()
     must_be: tuple[tuple[str, object], ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @cached_property
     def any_row(self) -> re.Pattern[str]:

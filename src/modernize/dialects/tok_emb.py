@@ -1,6 +1,6 @@
 """`tok_emb`, `pos_emb` and `blocks` around nanoGPT's `c_attn` and `c_proj`: small course models."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep, split3
+from modernize.dialects.table import PRE, Assumption, Dialect, drop, keep, split3
 
 TOK_EMB = Dialect(
     name="tok-emb",
@@ -20,6 +20,7 @@ TOK_EMB = Dialect(
         keep("head.{p}", "head.{p}", optional=True),
     ),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="gelu", doubt="the file does not say which GELU its program used"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),

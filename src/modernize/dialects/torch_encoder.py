@@ -1,16 +1,16 @@
 """torch's own nn.TransformerEncoder with a causal mask: whether its norms stand before, names don't say."""
 
-from modernize.dialects.table import Assumption, Dialect, drop, keep, split3
+from modernize.dialects.spellings import EMBEDDINGS, EPS, GAIN, HEAD, NORM_F, SHIFT
+from modernize.dialects.table import Assumption, Dialect, keep, split3
 
 LAYER = "{transformer.|encoder.|transformer_encoder.|blocks.|decoder.|}layers.{i}."
+LAST = "{|transformer.|encoder.|transformer_encoder.|blocks.|decoder.}" + NORM_F
 
 TORCH_ENCODER = Dialect(
     name="torch-encoder",
     title="models around nn.TransformerEncoder, where norm_first=True",
     rules=(
-        keep("{token_embedding_table|token_embedding|token_emb|tok_emb|embedding|embed|wte}.weight", "wte.weight"),
-        keep("{position_embedding_table|position_embedding|pos_embedding|pos_emb|pos_embed|wpe}.weight", "wpe.weight"),
-        drop("{mask|tril|causal_mask}"),
+        *EMBEDDINGS,
         split3(LAYER + "self_attn.in_proj_weight", "h.{i}.attn.q.weight", "h.{i}.attn.k.weight", "h.{i}.attn.v.weight"),
         split3(
             LAYER + "self_attn.in_proj_bias",
@@ -24,12 +24,12 @@ TORCH_ENCODER = Dialect(
         keep(LAYER + "linear2.{p}", "h.{i}.mlp.down.{p}"),
         keep(LAYER + "norm1.{p}", "h.{i}.ln_1.{p}"),
         keep(LAYER + "norm2.{p}", "h.{i}.ln_2.{p}"),
-        keep("{ln_f|ln|norm|final_norm|transformer.norm|encoder.norm|transformer_encoder.norm}.{p}", "ln_f.{p}"),
-        keep("{lm_head|head|output|fc_out}.{p}", "head.{p}", optional=True),
+        keep(LAST + GAIN, "ln_f.weight"),
+        keep(LAST + SHIFT, "ln_f.bias", optional=True),
+        HEAD,
     ),
-    asks_norm=True,
     assumptions=(
         Assumption(field="attn_scale", value="head"),
-        Assumption(field="norm_eps", value=1e-5),
+        EPS,
     ),
 )

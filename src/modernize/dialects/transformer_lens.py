@@ -1,7 +1,7 @@
 """TransformerLens: a tensor for each head, matrices stored (in, out)."""
 
 from modernize.dialects.ops import FLATTEN, INTO_HEADS, OUT_OF_HEADS
-from modernize.dialects.table import Assumption, Dialect, Rule, drop, keep, transpose
+from modernize.dialects.table import PRE, Assumption, Dialect, Rule, drop, keep, transpose
 
 TRANSFORMER_LENS = Dialect(
     name="transformer-lens",
@@ -34,6 +34,7 @@ TRANSFORMER_LENS = Dialect(
     ),
     tied=(False,),
     assumptions=(
+        PRE,
         Assumption(field="activation", value="gelu_tanh", doubt="GPT-2 has it, others gelu or relu"),
         Assumption(field="attn_scale", value="head"),
         Assumption(field="norm_eps", value=1e-5),
