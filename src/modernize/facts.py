@@ -96,6 +96,14 @@ def open_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
     return (*names, *(() if heads else ("n_head",)))
 
 
+def own_values(covers: Sequence[Cover]) -> dict[str, Any]:
+    """What the programs of all these dialects are known to do, where they agree."""
+    values = {
+        name: {a.value for c in covers for a in c.dialect.assumptions if a.field == name} for name in ASSUMED_FIELDS
+    }
+    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+
+
 def _in_doubt(covers: Sequence[Cover], name: AssumedField) -> bool:
     assumptions = [a for c in covers for a in c.dialect.assumptions if a.field == name]
     sure = len({a.value for a in assumptions}) == 1 and not any(a.doubt for a in assumptions)

@@ -2,8 +2,8 @@
 recognition does not need, and no torch for a safetensors file.
 """
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modernize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from modernize.choices import DataDType, Fate, Tie, Weights
 from modernize.dialects import Step
-from modernize.errors import UnknownLayout
+from modernize.errors import UsageError
 from modernize.masks import check_masks
 from modernize.progress import Stages, unseen
 from modernize.recognise import Facts, Recognised, recognise
@@ -21,11 +21,10 @@ from modernize.spec import GPTSpec, ModernConfig, layerless
 from modernize.stored import Stored, stored_in
 
 if TYPE_CHECKING:
-    from modernize.trial import Trial
+    from modernize.trial import Settled, Trial
 
 OLD_ARCHITECTURE = "gpt-layernorm-learned"
 NEW_ARCHITECTURE = "gpt-rmsnorm-rope"
-CLEARLY = 0.05  # nats by which norms in another place have to be better, so that a model is refused for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +65,7 @@ class Inspection:
     warnings: tuple[str, ...]
     source: Stored | None  # for a file that modernize wrote: where it came from
     trials: "tuple[Trial, ...]" = ()  # with DATA: the loss under each possible reading, the lowest first
+    reading: Mapping[str, Any] = field(default_factory=dict)  # and the facts of that which was taken
 
     def config_json(self) -> dict[str, Any]:
         """The facts of the model, by the field's names."""
@@ -115,17 +115,23 @@ def inspect(
 
     With DATA, what neither the file nor `facts` say is tried, and the reading with the lowest loss is taken.
 
-    Raises InputRefused for what cannot be read or recognised, or predicts best as a post-norm model; see
-    `open_checkpoint`, `recognise` and `load_corpus`.
+    Raises InputRefused for what cannot be read or recognised, or predicts best as a model that can't be converted, and
+    UsageError for DATA with a modern file; see `open_checkpoint`, `recognise`, `load_corpus` and `settle`.
     """
     checkpoint = open_checkpoint(path, weights=weights)
     stored = stored_in(checkpoint)
+    if stored and data is not None:
+        raise UsageError(
+            f"{path} is a modern model, and there is nothing for --data to settle",
+            hint=f"`modernize eval {path} --data {data}` measures its loss",
+        )
     if stored:
         return _modern(checkpoint, stored)
     facts = facts or Facts()
-    trials: tuple[Trial, ...] = ()
+    settled: Settled | None = None
     if data is not None:
-        facts, trials = _tried(checkpoint, facts, data, tokenizer=tokenizer, data_dtype=data_dtype, progress=progress)
+        settled = _tried(checkpoint, facts, data, tokenizer=tokenizer, data_dtype=data_dtype, progress=progress)
+        facts = settled.facts
     found = recognise(checkpoint, facts)
     check_masks(found.checkpoint, found.steps, most=1)
     plan, tied = settle_tie(found, plan or Plan(), tie)
@@ -138,9 +144,10 @@ def inspect(
         config=found.spec,
         parameters=Parameters(before=found.spec.parameters(), after=plan.config(found.spec).parameters()),
         tensors=fates_of(found, plan),
-        warnings=(*found.warnings, *tied, *_doubts(trials, found.spec.vocab_size)),
+        warnings=(*found.warnings, *tied, *(settled.warnings if settled else ())),
         source=None,
-        trials=trials,
+        trials=settled.trials if settled else (),
+        reading=settled.reading if settled else {},
     )
 
 
@@ -152,39 +159,22 @@ def _tried(
     tokenizer: str | None,
     data_dtype: DataDType,
     progress: Stages,
-) -> "tuple[Facts, tuple[Trial, ...]]":
-    """The facts of the best reading, and all of them. Raises UnknownLayout where that is of a post-norm model."""
+) -> "Settled":
+    """What DATA settles. Raises what `settle` raises."""
     from modernize.data import load_corpus_for
-    from modernize.trial import first_reading, settled, try_readings
+    from modernize.trial import open_reading, settle
 
-    first, names = first_reading(checkpoint, said)
-    size = first.spec.vocab_size
+    opened = open_reading(checkpoint, said)
     corpus = load_corpus_for(
         data,
         beside=checkpoint.path,
         vocabulary=checkpoint.vocabulary,
-        vocab_size=size,
+        vocab_size=opened.found.spec.vocab_size,
         tokenizer=tokenizer,
         dtype=data_dtype,
         progress=progress,
     )
-    trials = try_readings(first, names, corpus, progress=partial(progress, "trying"))
-    before = [trial for trial in trials if trial.facts.get("norm") != "post"]
-    behind = [trial for trial in trials if trial.facts.get("norm") == "post"]
-    if behind and behind[0].loss < min(before[0].loss - CLEARLY, math.log(size)):
-        raise UnknownLayout(
-            f"{checkpoint.path} is a post-norm model: on {corpus.name} its loss is {behind[0].loss:.4f} with norms "
-            f"behind attention and MLP, and {before[0].loss:.4f} with norms before",
-            hint="only pre-norm models can be converted",
-        )
-    return settled(said, before), trials
-
-
-def _doubts(trials: "tuple[Trial, ...]", vocab_size: int) -> tuple[str, ...]:
-    """A warning where no reading predicts better than chance."""
-    if not trials or trials[0].loss < math.log(vocab_size):
-        return ()
-    return ("under no reading does it predict DATA better than chance, so check that DATA is text that it knows",)
+    return settle(opened, said, corpus, progress=partial(progress, "trying"))
 
 
 def _modern(checkpoint: Checkpoint, stored: Stored) -> Inspection:

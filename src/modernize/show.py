@@ -1,7 +1,7 @@
 """How reports look to people: one function per report."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modernize.console import Output, bar, number
@@ -44,7 +44,7 @@ def show_inspection(out: Output, found: "Inspection") -> None:
         for run in source.history:
             out.line(f"fine-tuned {run.get('steps')} steps on {run.get('tokens')} tokens")
     if found.trials:
-        _show_trials(out, found.trials)
+        _show_trials(out, found.trials, found.reading)
     out.line("")
     out.table(("tensor", "shape", "dtype", "fate", "becomes"), _fate_rows(found.tensors))
     out.line("")
@@ -60,16 +60,16 @@ def show_inspection(out: Output, found: "Inspection") -> None:
         )
 
 
-def _show_trials(out: Output, trials: "Sequence[Trial]") -> None:
-    """The best readings, and the options that say the first of them."""
+def _show_trials(out: Output, trials: "Sequence[Trial]", reading: Mapping[str, Any]) -> None:
+    """The best readings, and the options that say the one that was taken."""
     names = list(trials[0].facts)
     out.line("\nloss under each reading, the lowest first")
     rows = [(*(str(trial.facts[name]) for name in names), f"{trial.loss:.4f}") for trial in trials[:SHOWN_TRIALS]]
     out.table((*names, "loss"), rows, right=(len(names),))
     if len(trials) > SHOWN_TRIALS:
         out.line(f"and {len(trials) - SHOWN_TRIALS} more")
-    said = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in trials[0].facts.items())
-    out.line(f"the first fits best: {said}")
+    said = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in reading.items())
+    out.line(f"read with {said}")
 
 
 def _fate_rows(tensors: "Sequence[TensorFate]") -> list[tuple[str, ...]]:

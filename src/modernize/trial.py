@@ -1,26 +1,35 @@
 """Try: what neither a file nor its user says is settled by the loss on DATA under each possible reading.
 
-A wrong activation costs hundredths of a nat, a wrong attention scale or number of heads tenths, a norm in the wrong
-place everything; so the lowest loss tells. A post-norm model is tried too, though it can't be converted.
+A wrong attention scale or number of heads costs tenths of a nat, a norm in the wrong place everything, so the lowest
+loss tells. Measured on a trained model, ReLU differs from a GELU by 0.1 nats, but the two GELUs differ by 1e-5, either
+way: what differs by so little is not settled, and the dialect's own value stays, with its warning. Models with norms
+behind or with RMSNorm are tried too, though they can't be converted.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from modernize.checkpoint import Checkpoint
-from modernize.data import Corpus
-from modernize.facts import CHOICES, Facts, open_facts
+from modernize.data import IGNORED, Corpus, Windows
+from modernize.errors import UnknownLayout
+from modernize.facts import CHOICES, Facts, open_facts, own_values
 from modernize.measure import mean_loss
 from modernize.old import OldBlock, OldGPT
 from modernize.progress import Progress, silent
 from modernize.recognise import Recognised, covers_of, recognise
-from modernize.spec import GPTSpec, State
+from modernize.spec import NORMS, GPTSpec, State
 
-TOKENS = 4096  # of the validation part, for each reading
+FIRST_TOKENS = 512  # of the validation part, for every reading
+TOKENS = 4096  # for those that are left
+PROMISING = 0.3  # nats above the lowest loss on the first tokens, up to which a reading is left
+CLEARLY = 0.05  # nats by which a model that can't be converted has to predict better, so that this is refused for it
+NOISE = 1e-3  # nats that settle nothing
 MOST_HEADS = 64
 SMALLEST_HEAD = 4
 
@@ -32,9 +41,33 @@ class Trial:
     facts: dict[str, Any]
     loss: float
 
+    @property
+    def norm(self) -> str:
+        """Which norms it has, and where: `pre` where nothing is open about them."""
+        return str(self.facts.get("norm", "pre"))
+
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {**self.facts, "loss": self.loss}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What the user said and the trial settled, the reading that was taken, and all of them, the best first."""
+
+    facts: Facts
+    reading: Mapping[str, Any]
+    trials: tuple[Trial, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """A checkpoint under one of its readings, the facts that are open, and what programs of its dialects do."""
+
+    found: Recognised
+    names: tuple[str, ...]
+    own: Mapping[str, Any]
 
 
 class PostNormGPT(OldGPT):
@@ -51,42 +84,110 @@ class PostNormGPT(OldGPT):
         return final
 
 
-def try_readings(
-    found: Recognised, names: Sequence[str], corpus: Corpus, *, progress: Progress = silent
-) -> tuple[Trial, ...]:
-    """Every reading of what is open, the lowest loss first; none where nothing is. See `first_reading`.
+class RMSNormGPT(OldGPT):
+    """The same tensors with RMSNorm for LayerNorm, where norms have no shifts."""
 
-    Raises BadData for DATA that does not fit.
-    """
-    if not names:
-        return ()
-    state: State = {name: tensor.float() for name, tensor in found.state().items()}
-    ids = corpus.windows("val", found.spec.block_size, vocab_size=found.spec.vocab_size)
-    limit = max(1, TOKENS // found.spec.block_size)
-    readings = list(_readings(found.spec, names))
-    trials = []
-    for done, facts in enumerate(readings):
-        progress(done, len(readings))
-        kind = PostNormGPT if facts.get("norm") == "post" else OldGPT
-        spec = replace(found.spec, **{name: value for name, value in facts.items() if name != "norm"})
-        trials.append(Trial(facts=facts, loss=mean_loss(kind.from_state(spec, state), ids, limit=limit).loss))
-    progress(len(readings), len(readings))
-    return tuple(sorted(trials, key=lambda trial: trial.loss if trial.loss == trial.loss else float("inf")))
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__(spec)
+        self.ln_f = nn.RMSNorm(spec.n_embd, eps=spec.norm_eps)  # type: ignore[assignment]
+        for block in self.h:
+            block.ln_1, block.ln_2 = (nn.RMSNorm(spec.n_embd, eps=spec.norm_eps) for _ in range(2))
 
 
-def first_reading(checkpoint: Checkpoint, said: Facts) -> tuple[Recognised, tuple[str, ...]]:
-    """A checkpoint as one of its readings, and the names of the facts that are open. Raises what `recognise` raises."""
+KINDS: dict[str, type[OldGPT]] = {"pre": OldGPT, "post": PostNormGPT, "rms": RMSNormGPT}
+
+
+def open_reading(checkpoint: Checkpoint, said: Facts) -> Open:
+    """What is open about a checkpoint. Raises what `recognise` raises."""
     covers = covers_of(checkpoint, said)
     names = open_facts(checkpoint, covers, said)
     guessed: dict[str, Any] = {name: CHOICES[name][0] for name in names if name in CHOICES}
-    guessed |= {"norm": "pre"} if "norm" in names else {}
     guessed |= {"n_head": 1} if "n_head" in names else {}
-    return recognise(checkpoint, replace(said, **guessed)), names
+    found = recognise(checkpoint, replace(said, **guessed))
+    return Open(found=found, names=names, own=own_values(covers))
 
 
-def settled(said: Facts, trials: Sequence[Trial]) -> Facts:
-    """What the user said, and the best reading of the rest."""
-    return replace(said, **trials[0].facts) if trials else said
+def settle(opened: Open, said: Facts, corpus: Corpus, *, progress: Progress = silent) -> Settled:
+    """The reading with the lowest loss on DATA. See `open_reading`.
+
+    Raises BadData for DATA that does not fit, UnknownLayout where norms behind or RMSNorm predict clearly better.
+    """
+    if not opened.names:
+        return Settled(facts=said, reading={}, trials=(), warnings=())
+    ids = corpus.windows("val", opened.found.spec.block_size, vocab_size=opened.found.spec.vocab_size)
+    trials, chance = _try_readings(opened, ids, progress), _chance(ids)
+    _check_norms(opened, trials, chance, corpus.name)
+    possible = [trial for trial in trials if trial.norm == "pre"]
+    near = [trial.facts for trial in possible if not trial.loss - possible[0].loss >= NOISE]
+    reading = max(near, key=lambda facts: sum(opened.own.get(name) == value for name, value in facts.items()))
+    unsettled = [n for n in reading if any(f[n] != reading[n] and {**f, n: reading[n]} == reading for f in near)]
+    warnings = [
+        f"on DATA, {name} {reading[name]} predicts no better than another value; --{name.replace('_', '-')} changes it"
+        for name in unsettled
+        if name not in opened.own
+    ]
+    if not trials[0].loss < chance:
+        warnings.append(
+            "under no reading does it predict DATA better than chance that knows how often each token comes, so check "
+            "that DATA is text that it knows"
+        )
+    told = {name: value for name, value in reading.items() if name not in unsettled or name not in opened.own}
+    return Settled(facts=replace(said, **told), reading=reading, trials=trials, warnings=tuple(warnings))
+
+
+def _check_norms(opened: Open, trials: Sequence[Trial], chance: float, data: str) -> None:
+    """Whether no other kind of norm, or place for it, predicts clearly better. Raises UnknownLayout."""
+    best = {trial.norm: trial.loss for trial in reversed(trials)}
+    for norm, said, hint in (
+        ("post", "is a post-norm model: {} with norms behind attention and MLP, and {} with norms before", "pre-norm"),
+        ("rms", "is a model with RMSNorm: {} with that, and {} with LayerNorm", "LayerNorm"),
+    ):
+        if best.get(norm, math.inf) == min(best.values()) < min(best["pre"] - CLEARLY, chance):
+            losses = f"on {data} its loss is {best[norm]:.4f}", f"{best['pre']:.4f}"
+            raise UnknownLayout(
+                f"{opened.found.checkpoint.path} {said.format(*losses)}", hint=f"only {hint} models can be converted"
+            )
+
+
+def _try_readings(opened: Open, ids: Windows, progress: Progress) -> tuple[Trial, ...]:
+    """Every reading, the lowest loss first: those of no promise come last, with their loss on a few tokens alone."""
+    spec = opened.found.spec
+    state: State = {name: tensor.float() for name, tensor in opened.found.state().items()}
+    few = replace(ids, context=min(ids.context, FIRST_TOKENS)) if ids.ids.ndim == 1 else ids
+
+    def tried(facts: dict[str, Any], part: Windows, tokens: int) -> Trial:
+        read = replace(spec, **{name: value for name, value in facts.items() if name != "norm"})
+        model = KINDS[facts.get("norm", "pre")].from_state(read, state)
+        loss = mean_loss(model, part, limit=max(1, tokens // part.context)).loss
+        return Trial(facts=facts, loss=math.inf if math.isnan(loss) else loss)
+
+    readings = list(_readings(spec, opened.names))
+    first: list[Trial] = []
+    for done, facts in enumerate(readings):
+        progress(done, len(readings))
+        first.append(tried(facts, few, FIRST_TOKENS))
+    first = _sorted(first)
+    best = {trial.norm: trial for trial in reversed(first)}  # of each kind of norms
+    left = [t for t in first if t.loss <= first[0].loss + PROMISING or t is best[t.norm]]
+    again: list[Trial] = []
+    for done, trial in enumerate(left):
+        progress(done, len(left))
+        again.append(tried(trial.facts, ids, TOKENS))
+    progress(len(left), len(left))
+    return (*_sorted(again), *(trial for trial in first if trial not in left))
+
+
+def _sorted(trials: Sequence[Trial]) -> list[Trial]:
+    return sorted(trials, key=lambda trial: trial.loss)
+
+
+def _chance(ids: Windows) -> float:
+    """Entropy in nats of the tokens that are tried: the loss of who knows how often each comes, and nothing else."""
+    limit = max(1, TOKENS // ids.context)
+    targets = np.concatenate([targets.ravel() for _, targets in ids.batches(limit, limit=limit)])
+    _, counts = np.unique(targets[targets != IGNORED], return_counts=True)
+    share = counts / counts.sum()
+    return float(-(share * np.log(share)).sum())
 
 
 def _readings(spec: GPTSpec, names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -94,6 +195,11 @@ def _readings(spec: GPTSpec, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         n for n in range(1, MOST_HEADS + 1)
         if spec.n_embd % n == 0 and spec.n_embd // n >= SMALLEST_HEAD and spec.n_embd // n % 2 == 0
     ]  # fmt: skip
-    choices = {name: heads if name == "n_head" else CHOICES[name] for name in names}
+    choices: dict[str, Sequence[Any]] = {name: heads if name == "n_head" else CHOICES[name] for name in names}
+    if "norm" in names and not set(NORMS) & set(spec.biases):
+        choices["norm"] = (*CHOICES["norm"], "rms")
     for values in itertools.product(*choices.values()):
-        yield dict(zip(choices, values, strict=True))
+        facts = dict(zip(choices, values, strict=True))
+        if facts.get("n_head", spec.n_head) == 1 and facts.get("attn_scale") == "embd":
+            continue  # one head is as wide as the model
+        yield facts
