@@ -25,7 +25,8 @@ read. No code of a file is ever run.
 
 In a torch file the weights are looked for under {model}, also one in another, or as the file itself; with
 `--weights ema` under {ema}, or under names that say so. What stands in front of all names (`model.`, `net.`, `gpt.`, …) is
-taken off, `_orig_mod.` and `module.` wherever they stand. Metrics and losses beside the model are listed as ignored.
+taken off, `_orig_mod.` and `module.` wherever they stand. Metrics and losses beside the model are listed as ignored, and
+so is a second set of weights, averaged, under a prefix of its own. A mask is ignored where it is a causal one.
 Anything else that no table knows is refused by name.
 
 ## Facts
@@ -37,12 +38,14 @@ What names and shapes can't tell is read from {settings} in the file, under any 
 {facts}
 
 Activations: {activations}. What nothing says is assumed where the table below says what its programs do, with a warning
-where they differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits.
+where they differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits;
+two GELUs predict so nearly alike that DATA doesn't settle which it was.
 
 ## Dialects
 
 A file is of a dialect when every one of its tensors is claimed by a row and every row that isn't optional claims one. In
-names, `{{i}}` is the layer, `{{j}}` the head, `{{p}}` `weight` or `bias`, `[…]` may be absent, and `{{a|b}}` is one of these.
+names, `{{i}}` is the layer, `{{j}}` the head, `{{p}}` `weight` or `bias`, `[…]` may be absent, and `{{a|b}}` is one of these;
+what stands before the layer is spelt alike in the whole file.
 Where several dialects fit, settings and options decide; those called course-* stand back where another fits.
 """
 
@@ -50,17 +53,27 @@ TAIL = """
 ## What can't be converted
 
 Post-norm models (the norm stands in the stream, so it can't be moved into a matrix); models without positions, with
-sinusoidal ones, or with RoPE and RMSNorm already; gated MLPs; models with parts that no row knows; LSTMs, bigram models and
+sinusoidal ones, or with RoPE or RMSNorm already; attention that is not plainly causal; gated MLPs; models with parts that no row knows; LSTMs, bigram models and
 encoders; quantized weights; TensorFlow, GGUF, llm.c, ONNX, TorchScript and distributed checkpoints. Each is told what it is
 and what to do.
 
 ## To add a dialect
 
+Where a model differs from the course-* ones only by another name for a part, no dialect is wanted, but a word in
+`src/modernize/dialects/spellings.py`. Otherwise:
+
 1. A file `src/modernize/dialects/NAME.py` of at most 60 lines: rows, and what its programs are known to do. A row is
    `keep`, `transpose`, `split3`, `transpose_split3`, `stack_heads`, `stack_heads_alone`, `squeeze`, `drop`, or a `Rule` with
-   an op of `ops.py`; its targets are the canonical names (`h.{i}.attn.q.{p}`, …).
-2. One entry in `DIALECTS` in `src/modernize/dialects/__init__.py`.
+   an op of `ops.py`; its targets are the canonical names (`h.{i}.attn.q.{p}`, …). An `Assumption` says what its programs do
+   where the file doesn't, with a `doubt` where copies differ; a fact without one is asked for. `PRE` is that of norms which
+   surely stand before.
+2. One entry in `src/modernize/dialects/__init__.py`: the import, and its place in `DIALECTS`.
 3. `python docs/generate.py`.
+
+Three fields tell dialects apart that fit the same names. `loose` is for a table of many spellings: it stands back where
+another fits, and warns of what such names can't tell. `marks` are groups of settings that only its programs write, as
+nanoGPT writes `model_args`. `tied` lists whether its programs share the head with the embedding, where they always or
+never do.
 
 The tests make a tiny checkpoint from every table, read it back, take keys away and put some in, and hold rows and files to
 their form. A layout that stores tensors in another way wants a forward pass in `tests/test_layouts.py` as well.
@@ -74,6 +87,8 @@ def section(dialect: Dialect) -> str:
     if dialect.model_types:
         must = "".join(f", {name} {value}" for name, value in dialect.must_be)
         lines.append(f"With a `config.json`: model_type {', '.join(dialect.model_types)}{must}.\n")
+    if dialect.doubts:
+        lines.append(f"Warned of: {'; '.join(dialect.doubts)}.\n")
     if dialect.assumptions:
         said = [f"{a.field} {a.value}" + (f" ({a.doubt})" if a.doubt else "") for a in dialect.assumptions]
         lines.append(f"Assumed where nothing says it: {'; '.join(said)}.\n")
