@@ -7,6 +7,7 @@ from pathlib import Path
 
 from modernize.checkpoint.envelope import SETTINGS, WRAPPERS
 from modernize.dialects import DIALECTS, Dialect
+from modernize.dialects.demands import DEMANDS
 from modernize.dialects.setting_names import ACTIVATION_NAMES, ALIASES
 
 HEAD = """\
@@ -37,9 +38,14 @@ What names and shapes can't tell is read from {settings} in the file, under any 
 | --- | --- |
 {facts}
 
-Activations: {activations}. What nothing says is assumed where the table below says what its programs do, with a warning
-where they differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits;
-two GELUs predict so nearly alike that DATA doesn't settle which it was.
+Capitals don't matter. Activations: {activations}. What nothing says is assumed where the table below says what its programs do, with a warning
+where they differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits.
+
+Settings that change what is computed are refused where they say anything else than this; a dialect's own come first:
+
+| setting | only |
+| --- | --- |
+{demands}
 
 ## Dialects
 
@@ -112,6 +118,7 @@ def page() -> str:
         ema=words(WRAPPERS["ema"]),
         settings=words(SETTINGS),
         facts="\n".join(f"| {fact} | {words(names)} |" for fact, names in ALIASES.items()),
+        demands="\n".join(f"| {words(d.names)} | {d.only.replace('{', '').replace('}', '')} |" for d in DEMANDS),
         activations=", ".join(f"`{name}` is {activation}" for name, activation in ACTIVATION_NAMES.items()),
     )
     return "\n".join([head, *map(section, DIALECTS)]) + TAIL

@@ -18,7 +18,7 @@ from modernize.recognise import recognise
 from modernize.rewrite.plan import Plan
 
 FOLDER = Path(package.__file__).parent
-SHARED = {"__init__.py", "ops.py", "table.py", "setting_names.py", "spellings.py"}
+SHARED = {"__init__.py", "demands.py", "ops.py", "table.py", "setting_names.py", "spellings.py"}
 by_name = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.name)
 
 

@@ -5,6 +5,7 @@ do, in this order. What was assumed although another value is possible gives a w
 all of it at once.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -12,9 +13,11 @@ from typing import Any, cast
 from modernize.checkpoint import Checkpoint
 from modernize.choices import Activation, AttnScale, Norm
 from modernize.dialects import DIALECTS, Cover, Dialect
-from modernize.dialects.setting_names import ACTIVATION_NAMES, look_up, whole_number
+from modernize.dialects.demands import contradiction
+from modernize.dialects.setting_names import activation, heads_told, look_up, number, whole_number
 from modernize.dialects.table import AssumedField
 from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
+from modernize.outline import width_of
 from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
 
 ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps", "norm")
@@ -64,7 +67,9 @@ def find_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
                 raise UsageError(f"--norm-eps {given} is not between 0 and 1", hint="1e-5 is usual")
             found.values[name] = given
         elif setting is not None and not _is_certain(covers, name):
-            found.values[name] = _understood(checkpoint, name, setting, where)
+            width = width_of(checkpoint, covers[0])
+            sizes = (width // found.values.get("n_head", width), width)
+            found.values[name] = _understood(checkpoint, name, setting, where, sizes=sizes)
         else:
             _assume(covers, name, found)
     if found.values.pop("norm", "pre") == "post":
@@ -92,7 +97,7 @@ def open_facts(checkpoint: Checkpoint, covers: Sequence[Cover], said: Facts) -> 
         and look_up(checkpoint.settings, name)[0] is None
         and (name == "norm" or _in_doubt(covers, name))
     ]
-    heads = covers[0].n_head or said.n_head or whole_number(look_up(checkpoint.settings, "n_head")[0])
+    heads = covers[0].n_head or said.n_head or heads_told(checkpoint.settings, width_of(checkpoint, covers[0]))[0]
     return (*names, *(() if heads else ("n_head",)))
 
 
@@ -133,14 +138,19 @@ def _assume(covers: Sequence[Cover], name: AssumedField, found: Findings) -> Non
         found.warnings.append(f"{name} is assumed to be {value} ({doubt}); {option} changes it")
 
 
-def _understood(checkpoint: Checkpoint, name: AssumedField, setting: object, where: str) -> object:
-    """A setting's value as a fact. Raises UnknownLayout where it is none that can be carried over."""
-    if name == "activation" and str(setting) in ACTIVATION_NAMES:
-        return ACTIVATION_NAMES[str(setting)]
-    if name == "attn_scale" and setting in ATTN_SCALES:
-        return setting
-    if name == "norm_eps" and isinstance(setting, int | float) and 0 <= setting < 1:
-        return float(setting)
+def _understood(
+    checkpoint: Checkpoint, name: AssumedField, setting: object, where: str, *, sizes: tuple[int, int]
+) -> object:
+    """A setting's value as a fact, in a model with these sizes of a head and of the whole.
+
+    Raises UnknownLayout where it is none that can be carried over.
+    """
+    if name == "activation" and activation(setting):
+        return activation(setting)
+    if name == "attn_scale" and (scale := _scale(setting, *sizes)):
+        return scale
+    if name == "norm_eps" and (eps := number(setting)) is not None and 0 <= eps < 1:
+        return eps
     if name == "norm" and isinstance(setting, bool):
         return "pre" if setting else "post"
     if name == "norm" and setting in CHOICES[name]:
@@ -152,10 +162,26 @@ def _understood(checkpoint: Checkpoint, name: AssumedField, setting: object, whe
     )
 
 
+def _scale(setting: object, head_dim: int, n_embd: int) -> AttnScale | None:
+    """By what scores are divided, by its name or by the number itself; TransformerLens writes -1 for the usual."""
+    if setting in ATTN_SCALES:
+        return setting
+    value = number(setting)
+    if value is None:
+        return None
+    if value == -1 or _near(value, head_dim):
+        return "head"
+    return "embd" if _near(value, n_embd) else None
+
+
+def _near(value: float, size: int) -> bool:
+    """Whether it is the root of a size, as what divides or what multiplies."""
+    return any(math.isclose(value, size**power, rel_tol=1e-3) for power in (0.5, -0.5))
+
+
 def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findings) -> None:
     """Number of heads: by the keys where there is one matrix per head, else from the option, else from the settings."""
-    setting, where = look_up(checkpoint.settings, "n_head")
-    told = whole_number(setting)
+    told, where = heads_told(checkpoint.settings, width_of(checkpoint, cover))
     if cover.n_head:
         for name, value in (("--n-head", said.n_head), (where, told)):
             if value not in (None, cover.n_head):
@@ -170,6 +196,9 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
             found.warnings.append(f"{where} says {told} heads; --n-head {said.n_head} was taken")
     elif told is not None:
         found.values["n_head"] = told
+    elif where:
+        setting, _ = look_up(checkpoint.settings, "n_head")
+        found.asked["--n-head N"] = f"{where} is {setting!r}, which is no number of heads"
     else:
         found.asked["--n-head N"] = "nothing says how many heads it has, and its tensors cannot tell"
 
@@ -177,8 +206,8 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
 def check_settings(
     checkpoint: Checkpoint, spec: GPTSpec, said: Facts, dialect: Dialect, *, has_head: bool
 ) -> list[str]:
-    """Settings against tensors and options: a warning where these can be right, an error where something is missing
-    (BadTensors).
+    """Settings against tensors and options: a warning where these can be right, an error where something is missing or
+    more is computed than can be carried over (BadTensors, UnknownLayout).
     """
     warnings = []
     kind = checkpoint.settings.get("config.json", {}).get("model_type")
@@ -195,6 +224,12 @@ def check_settings(
                 hint="the file and its settings do not belong together, or a part is missing; get a whole one",
             )
         warnings.append(f"{where} says {told}, but the tensors have {name} {real}; the tensors were believed")
+    odd = contradiction(checkpoint.settings, spec, dict(dialect.must_be))
+    if odd:
+        raise UnknownLayout(
+            f"{checkpoint.path}: {odd.where} is {odd.value!r}, and only {odd.only} can be carried over",
+            hint=f"{odd.but}if the file is wrong about it, save it without that setting",
+        )
     _check_config_json(checkpoint, has_head=has_head)
     if checkpoint.settings.get("config.json", {}).get("tie_word_embeddings") is True and not spec.tied:
         warnings.append("config.json says tie_word_embeddings true, but the head differs; the tensors were believed")

@@ -25,7 +25,12 @@ BIGCODE = Dialect(
         keep("lm_head.{p}", "head.{p}", optional=True),
     ),
     model_types=("gpt_bigcode",),
-    must_be=(("multi_query", True), ("scale_attn_weights", True), ("add_cross_attention", False)),
+    must_be=(
+        ("multi_query", True),
+        ("num_key_value_heads", 1),
+        ("scale_attn_weights", True),
+        ("add_cross_attention", False),
+    ),
     assumptions=(
         PRE,
         Assumption(field="activation", value="gelu_tanh"),
