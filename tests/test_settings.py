@@ -1,10 +1,12 @@
 """Settings: under which names facts are found, and what cannot be carried over although the tensors alone could."""
 
+import json
 import math
 
 import pytest
 import tiny
 import torch
+from safetensors.torch import save_file
 
 from modernize.checkpoint import open_checkpoint
 from modernize.dialects.demands import DEMANDS
@@ -177,3 +179,60 @@ def test_what_scores_are_divided_by_as_a_number(tmp_path, value, scale):
 def test_what_scores_are_divided_by_can_be_neither(tmp_path):
     with pytest.raises(UnknownLayout, match=r"config\.attn_scale is 1\.0"):
         found(tmp_path, {"attn_scale": 1.0})
+
+
+# ------------------------------------------------------------------------------------------ where they lie
+
+HEADS = {"n_head": 4}
+
+
+def saved(path, **beside):
+    torch.save({"model": KEYS, **beside}, path)
+    return open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"config": {"model": HEADS, "train": {"lr": 0.1}}},
+        {"hyper_parameters": {"config": HEADS}},
+        {"hyper_parameters": {"model_cfg": HEADS}},
+        {"args": {"config": {"model": {"gpt": HEADS}}}},
+        {"config": json.dumps(HEADS)},
+        {"hparams": {"config": json.dumps({"model": HEADS})}},
+        *({group: HEADS} for group in ("gpt_config", "GPTConfig", "model_cfg", "hyperparameters", "model_hparams")),
+        *({group: HEADS} for group in ("model_params", "settings", "init_args")),
+    ],
+    ids=str,
+)
+def test_a_group_of_settings_is_found(tmp_path, beside):
+    assert recognise(saved(tmp_path / "m.pt", **beside)).spec.n_head == 4
+
+
+def test_what_is_in_a_group_counts_before_the_group(tmp_path):
+    checkpoint = saved(tmp_path / "m.pt", config={"n_head": 8, "model": HEADS})
+    assert list(checkpoint.settings) == ["config.model", "config"]
+    assert recognise(checkpoint).spec.n_head == 4
+
+
+@pytest.mark.parametrize("text", ["{not json", "[1, 2]", "[" * 5000, "plain"])
+def test_a_text_that_is_no_group_is_none(tmp_path, text):
+    assert "config" not in saved(tmp_path / "m.pt", config=text).settings
+
+
+@pytest.mark.parametrize("metadata", [{"n_head": "4"}, {"config": json.dumps(HEADS)}])
+def test_metadata_of_safetensors(tmp_path, metadata):
+    save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / "m.safetensors", metadata=metadata)
+    assert recognise(open_checkpoint(tmp_path / "m.safetensors")).spec.n_head == 4
+
+
+def test_the_configuration_beside_a_file_with_hugging_face_s_name(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(HEADS).encode())
+    for name in ("pytorch_model.bin", "model.safetensors", "mine.pt"):
+        save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / name)
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        checkpoint = open_checkpoint(tmp_path / name)
+        assert checkpoint.warnings == ("config.json beside it was read as well",)
+        assert recognise(checkpoint).spec.n_head == 4
+    assert not open_checkpoint(tmp_path / "mine.pt").settings
+    assert recognise(open_checkpoint(tmp_path)).spec.n_head == 4

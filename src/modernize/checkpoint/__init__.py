@@ -10,11 +10,13 @@ shards.py            weights in several files with an index
 envelope.py          which of the things in a file are the weights, and what the rest says
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from modernize.checkpoint.base import Checkpoint, Source, TensorInfo
-from modernize.checkpoint.envelope import assemble, is_averaged
-from modernize.checkpoint.hf_folder import files_of, open_hf_folder
+from modernize.checkpoint.envelope import assemble, decoded, is_averaged
+from modernize.checkpoint.hf_folder import CONFIG, config_beside, files_of, open_hf_folder
 from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
 from modernize.checkpoint.torch_file import load_torch
@@ -43,16 +45,27 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
         source = SafetensorsSource(path)
         if weights == "ema" and not any(map(is_averaged, source.tensors)):
             raise _one_set(path, kind)
-        return assemble(path, format=kind.value, files=(path,), source=source, notes={}, weights=weights)
+        notes = {key: decoded(value) for key, value in source.metadata.items()}
+        return _assembled(path, kind, source, notes, weights)
     root = load_torch(path, legacy=kind is Kind.TORCH_LEGACY)
     chosen, ignored = root.choose(weights), root.ignored(weights)
     said = (f"tensors that are not among the weights are ignored: {', '.join(ignored)}",) if ignored else ()
+    return _assembled(path, kind, chosen, root.notes(), weights, said=said)
+
+
+def _assembled(
+    path: Path, kind: Kind, source: Source, notes: Mapping[str, Any], weights: Weights, *, said: tuple[str, ...] = ()
+) -> Checkpoint:
+    """One file, with the settings that Hugging Face's names put beside it."""
+    beside = config_beside(path)
+    if beside:
+        said = (*said, f"{CONFIG} beside it was read as well")
     return assemble(
         path,
         format=kind.value,
         files=(path,),
-        source=chosen,
-        notes=root.notes(),
+        source=source,
+        notes={**notes, **beside},
         warnings=said,
         weights=weights,
     )

@@ -1,5 +1,6 @@
 """Which of the things in a file are the weights, what the rest says, and tensors' names without wrappers."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,12 +35,31 @@ SETTINGS = (
     "config.json",
     "model_args",
     "model_config",
+    "gpt_config",
+    "gptconfig",
+    "gptconf",
+    "model_cfg",
+    "model_hparams",
+    "model_hyperparameters",
+    "model_params",
+    "model_kwargs",
+    "init_args",
     "config",
+    "configuration",
+    "conf",
     "hyper_parameters",
+    "hyperparameters",
+    "hyperparams",
     "hparams",
     "args",
+    "kwargs",
     "cfg",
+    "settings",
+    "opt",
+    "metadata",
+    "meta",
 )
+_PARTS = (*SETTINGS, "model", "gpt", "transformer", "network", "net", "arch", "architecture")  # a group in a group
 # segments of a key that torch.compile and data parallelism put in, wherever they stand
 MARKERS = frozenset({"_orig_mod", "module"})
 
@@ -182,15 +202,38 @@ def clean_names(path: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def settings_in(notes: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Groups of plain values, most telling first; plain values at the top level come last, under an empty name."""
-    groups = {key: notes[key] for key in SETTINGS if isinstance(notes.get(key), Mapping)}
+    """Groups of plain values, most telling first, what is in a group before the group itself (`config.model`); plain
+    values at the top level come last, under an empty name.
+    """
+    groups = dict(_groups(notes, SETTINGS))
     plain = {k: v for k, v in notes.items() if isinstance(v, str | int | float | bool)}
     return {**groups, **({"": plain} if plain else {})}
 
 
+def _groups(notes: Mapping[Any, Any], words: Iterable[str], depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Dictionaries under these words, however they are capitalised, also as JSON, also in one another."""
+    spelled = {str(key).lower(): key for key in notes}
+    for key in (spelled[word] for word in words if word in spelled):
+        group = decoded(notes[key])
+        if isinstance(group, Mapping):
+            if depth < DEEPEST:
+                yield from ((f"{key}.{name}", inner) for name, inner in _groups(group, _PARTS, depth + 1))
+            yield str(key), group
+
+
+def decoded(value: Any) -> Any:  # noqa: ANN401  (whatever the file holds)
+    """A value, or what it says where it is a text of JSON."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def vocabulary_in(notes: Mapping[str, Any]) -> dict[str, int]:
     """Token -> id, from `stoi`, `chars` or `itos`, at the top or in one of the settings; empty where there is none."""
-    for group in (notes, *(notes[key] for key in SETTINGS if isinstance(notes.get(key), Mapping))):
+    for group in (notes, *dict(_groups(notes, SETTINGS)).values()):
         stoi, itos = group.get("stoi"), group.get("itos")
         entries = (
             *(enumerate(tokens) for tokens in (group.get("chars"), itos) if isinstance(tokens, str | list | tuple)),

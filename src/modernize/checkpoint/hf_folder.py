@@ -56,9 +56,15 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return (*there, *(shard for file in there if file.name.endswith(INDEX) for shard in shards_in(file)))
 
 
+def config_beside(file: Path) -> dict[str, Any]:
+    """The configuration that belongs to a file of weights by its name, under its own; empty where there is none."""
+    there = file.name in WEIGHT_FILES and (file.parent / CONFIG).is_file()
+    return {CONFIG: _config(file.parent)} if there else {}
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         if any(path.glob("*.distcp")) or (path / ".metadata").exists():
             raise UnreadableFile(
