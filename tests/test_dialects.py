@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import modernize.dialects as package
 from modernize.checkpoint import open_checkpoint
 from modernize.dialects import DIALECTS, cover
 from modernize.dialects.ops import SCALE_INPUT
-from modernize.errors import UnknownLayout
+from modernize.errors import BadTensors, UnknownLayout
 from modernize.facts import Facts
 from modernize.recognise import recognise
 from modernize.rewrite.plan import Plan
@@ -163,6 +164,93 @@ def test_a_dialect_file_is_rows_and_nothing_else(path):
     forbidden = (ast.For, ast.While, ast.If, ast.FunctionDef, ast.ListComp, ast.DictComp, ast.GeneratorExp)
     assert not [node for node in ast.walk(ast.parse(text)) if isinstance(node, forbidden)]
     assert ".replace(" not in text
+
+
+def spellings(source):
+    """Every key that a template allows, in layer 0 and head 0."""
+    holes = re.compile(r"\{([^{}]*)\}|\[([^\]]*)\]")
+    fixed = holes.sub("\0", source).split("\0")
+    words = [
+        {"i": ["0"], "j": ["0"], "p": ["weight", "bias"]}.get(hole[1] or "", (hole[1] or "").split("|"))
+        if hole[2] is None
+        else ["", hole[2]]
+        for hole in holes.finditer(source)
+    ]
+    for chosen in itertools.product(*words):
+        yield fixed[0] + "".join(word + rest for word, rest in zip(chosen, fixed[1:], strict=True))
+
+
+@by_name
+def test_no_key_can_be_read_as_two_parts_of_a_model(dialect):
+    parts = {}
+    for rule in dialect.rules:
+        for key in spellings(rule.source):
+            assert parts.setdefault(key, rule) is rule
+    made = [key for rule in dialect.rules for key in spellings(rule.source)]
+    assert len(made) == len(set(made))
+
+
+SPELLINGS = [
+    {"token_embedding.": "embed.", "position_embedding.": "pos_embedding_table."},
+    {"token_embedding.": "emb.", "position_embedding.": "positions_embed."},
+    {"token_embedding.": "embeddings.token.", "position_embedding.": "embeddings.position."},
+    {"token_embedding.": "tok_embeddings.", "position_embedding.": "positional_embeddings."},
+    {"lm_head.": "fc."},
+    {"lm_head.": "classifier."},
+    {".mlp.0.": ".mlp.up_proj.", ".mlp.2.": ".mlp.down_proj."},
+    {".mlp.0.": ".mlp.fc_1.", ".mlp.2.": ".mlp.fc_2."},
+    {".mlp.0.": ".ff.linear_1.", ".mlp.2.": ".ff.linear_2."},
+    {".mlp.0.": ".feed_forward.w_1.", ".mlp.2.": ".feed_forward.w_2."},
+    {".query.": ".Wq.", ".key.": ".Wk.", ".value.": ".Wv.", ".proj.": ".Wo."},
+    {".query.": ".queries.", ".key.": ".keys.", ".value.": ".values."},
+    {".query.": ".c_q.", ".key.": ".c_k.", ".value.": ".c_v.", ".proj.": ".c_proj."},
+    {".attn.": ".causal_self_attn."},
+    {".attn.": ".multihead_attention."},
+    {".ln1.": ".attention_norm.", ".ln2.": ".ff_norm."},
+    {"blocks.": "decoder_layers."},
+    {"blocks.0.": "blocks.0._fsdp_wrapped_module."},
+    {"blocks.1.": "blocks.1._checkpoint_wrapped_module."},
+]
+
+
+@pytest.mark.parametrize("words", SPELLINGS, ids=lambda words: ", ".join(words.values()))
+def test_a_course_model_however_it_is_spelled(tmp_path, words):
+    spec = tiny.spec(tied=False)
+    state = tiny.jittered(spec)
+    plain = {"wte.": "token_embedding.", "wpe.": "position_embedding.", "head.": "lm_head.", "h.0.": "blocks.0."}
+    plain |= {"h.1.": "blocks.1.", ".ln_1.": ".ln1.", ".ln_2.": ".ln2.", ".mlp.up.": ".mlp.0.", ".mlp.down.": ".mlp.2."}
+    plain |= {f".attn.{a}.": f".attn.{b}." for a, b in zip("qkvo", ("query", "key", "value", "proj"), strict=True)}
+
+    def spelled(name):
+        for table in (plain, words):
+            for old, new in table.items():
+                at = name.find(old)
+                if at == 0 or (at > 0 and old.startswith(".")):
+                    name = name[:at] + new + name[at + len(old) :]
+        return name
+
+    found = recognise(saved(tmp_path, {spelled(n): t for n, t in state.items()}), Facts(n_head=4, activation="gelu"))
+    assert (found.dialect.name, found.spec) == ("course-apart", spec)
+    assert all(torch.equal(found.state()[name], state[name]) for name in state)
+
+
+def test_a_head_that_is_no_head_of_the_vocabulary_is_refused(tmp_path):
+    spec, dialect = tiny.spec(tied=False), tiny.dialect("course-apart")
+    keys = {k: v for k, v in made(spec, dialect)[1].items() if not k.startswith("lm_head")}
+    with pytest.raises(BadTensors, match=r"classifier\.weight"):
+        recognise(saved(tmp_path, keys | {"classifier.weight": torch.ones(10, 32)}), Facts(n_head=4, activation="gelu"))
+
+
+def test_one_tensor_under_two_names_is_one_where_both_are_equal(tmp_path):
+    spec, dialect = tiny.spec(activation="gelu_tanh"), tiny.dialect("gpt2")
+    state, keys = made(spec, dialect)
+    whole = dict.fromkeys(("lm_head.decoder.weight", "lm_head.weight"), keys["lm_head.weight"])
+    for both in (whole, dict(reversed(whole.items()))):
+        found = recognise(saved(tmp_path, {**keys, **both}), facts_for(spec, dialect))
+        assert all(torch.equal(found.state()[name], state[name]) for name in state)
+    odd = {"lm_head.decoder.weight": keys["lm_head.weight"] + 1}
+    with pytest.raises(UnknownLayout, match="are the same tensor"):
+        recognise(saved(tmp_path, keys | odd), facts_for(spec, dialect))
 
 
 def test_names_are_distinct():

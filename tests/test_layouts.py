@@ -79,6 +79,29 @@ class Course(nn.Module):
         return self.head(self.ln_f(x))
 
 
+class BarePositions(nn.Module):
+    """A course model or an encoder whose table of positions is a parameter of its own, with a first axis or without."""
+
+    def __init__(self, inner, name, shape):
+        super().__init__()
+        self.inner, self.name = inner, name
+        for gone in ("position_embedding", "pos_emb"):
+            if hasattr(inner, gone):
+                delattr(inner, gone)
+        setattr(inner, name, nn.Parameter(torch.zeros(shape)))
+
+    def forward(self, ids):
+        table = getattr(self.inner, self.name)
+        x = (self.inner.token_embedding if hasattr(self.inner, "token_embedding") else self.inner.tok_emb)(ids)
+        x = x + (table[:, : ids.shape[1]] if table.ndim == 3 else table[: ids.shape[1]])
+        if isinstance(self.inner, Encoder):
+            mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], dtype=x.dtype)
+            return self.inner.lm_head(self.inner.encoder(x, mask=mask, is_causal=True))
+        for block in self.inner.blocks:
+            x = block(x)
+        return self.inner.head(self.inner.ln_f(x))
+
+
 class Encoder(nn.Module):
     """Around torch's own encoder, norms before."""
 
@@ -119,6 +142,46 @@ def saved(model, path):
 def test_a_course_model_gives_its_own_logits(tmp_path, make, facts):
     model = make()
     path = saved(model, tmp_path / "model.pt")
+    ids = torch.randint(0, VOCAB, (3, CONTEXT), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(load(path, facts=Facts(**facts))(ids), model(ids), rtol=0, atol=1e-9)
+
+
+class Causal(nn.Module):
+    """Query, key and value apart or in one matrix."""
+
+    def __init__(self, *, fused):
+        super().__init__()
+        names = {"qkv": 3 * WIDTH} if fused else dict.fromkeys(("q_proj", "k_proj", "v_proj"), WIDTH)
+        for name, rows in names.items():
+            setattr(self, name, nn.Linear(WIDTH, rows))
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        parts = self.qkv(x).chunk(3, -1) if hasattr(self, "qkv") else [getattr(self, f"{n}_proj")(x) for n in "qkv"]
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        scores = (q @ k.transpose(-2, -1)) * (WIDTH // HEADS) ** -0.5
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("shape", [(CONTEXT, WIDTH), (1, CONTEXT, WIDTH)], ids=["(T, C)", "(1, T, C)"])
+@pytest.mark.parametrize("name", ["pos_emb", "pos_embedding", "position_embedding"])
+@pytest.mark.parametrize(
+    ("make", "facts"),
+    [
+        (lambda: Course(lambda: Causal(fused=False)), {"n_head": HEADS, "activation": "gelu"}),
+        (lambda: Course(lambda: Causal(fused=True)), {"n_head": HEADS, "activation": "gelu"}),
+        (lambda: Course(Attention), {"n_head": HEADS, "activation": "gelu"}),
+        (lambda: Course(Heads), {"activation": "gelu"}),
+        (Encoder, {"n_head": HEADS, "activation": "relu", "norm": "pre"}),
+    ],
+    ids=["apart", "fused", "nn.MultiheadAttention", "heads", "nn.TransformerEncoder"],
+)
+def test_positions_may_be_a_bare_parameter(tmp_path, make, facts, name, shape):
+    model = BarePositions(make(), name, shape)
+    path = saved(model, tmp_path / "model.pt")
+    torch.save({n.removeprefix("inner."): t for n, t in torch.load(path).items()}, path)
     ids = torch.randint(0, VOCAB, (3, CONTEXT), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(load(path, facts=Facts(**facts))(ids), model(ids), rtol=0, atol=1e-9)

@@ -103,6 +103,17 @@ def test_two_names_that_become_one_are_both_told(tmp_path):
         state_of(saved(tmp_path / "m.pt", both))
 
 
+@pytest.mark.parametrize("prefix", ["", "net."])
+@pytest.mark.parametrize("shape", [(16,), (1, 16)])
+def test_numbers_of_positions_are_ignored(tmp_path, prefix, shape):
+    name = prefix + "transformer.position_ids"
+    path = saved(tmp_path / "m.pt", keys(prefix=prefix) | {name: torch.arange(16).view(shape)})
+    assert same(state_of(path))
+    path = saved(tmp_path / "m.pt", keys(prefix=prefix) | {name: torch.arange(16).flip(0).view(shape)})
+    with pytest.raises(UnknownLayout, match="position_ids"):
+        state_of(path)
+
+
 def test_averaged_weights_by_their_names(tmp_path):
     both = keys(prefix="model.") | keys(seed=1, prefix="ema_model.") | {"ema_model.n_averaged": torch.tensor(3)}
     path = saved(tmp_path / "m.ckpt", {"state_dict": both})

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from modernize.checkpoint import Checkpoint
 from modernize.dialects import Cover, Dialect, Step, cover
-from modernize.dialects.ops import KEEP, SPLIT3, TRANSPOSE_SPLIT3
+from modernize.dialects.ops import IGNORE, KEEP, SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import BadTensors, UsageError
 from modernize.facts import ASSUMED_FIELDS, QKV, Facts, check_settings, dialects_of, find_facts
 from modernize.masks import check_masks
@@ -119,7 +119,7 @@ def _covered(whole: Checkpoint, said: Facts) -> tuple[Unwrapped, list[Cover]]:
     dialects = dialects_of(whole, said)
     unwrapped = unwrap(whole, dialects)
     checkpoint = unwrapped.checkpoint
-    covers = [cover(dialect, unwrapped.own()) for dialect in dialects]
+    covers = [_without_copies(checkpoint, cover(dialect, unwrapped.own())) for dialect in dialects]
     nearest = min(covers, key=lambda c: c.faults)
     check_quantized(checkpoint, nearest)
     if unwrapped.strange or not nearest.fits:
@@ -138,6 +138,15 @@ def _with_heads(checkpoint: Checkpoint, found: Cover) -> Cover:
     width = width_of(checkpoint, found)
     told = {step.op.heads(checkpoint.tensors[step.sources[0]].shape, width) for step in found.steps if step.op.heads}
     return replace(found, n_head=told.pop()) if len(told) == 1 else found
+
+
+def _without_copies(checkpoint: Checkpoint, found: Cover) -> Cover:
+    """The same cover where all that is there under two names holds the same values: the second name is passed over."""
+    pairs = list(zip(found.twice[::2], found.twice[1::2], strict=True))
+    if not pairs or not all(checkpoint.equal(first, second) for first, second in pairs):
+        return found
+    copies = (Step(IGNORE, second, (second,), ()) for _, second in pairs)
+    return replace(found, twice=(), steps=(*found.steps, *copies))
 
 
 def _in_order(covers: Sequence[Cover], order: str) -> list[Cover]:

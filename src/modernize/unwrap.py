@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from modernize.checkpoint import Checkpoint
 from modernize.checkpoint.envelope import is_averaged
 from modernize.dialects import Dialect, Step, any_of, cover
@@ -27,6 +29,7 @@ _WORDS = (
     "|confmat|nll|step|steps|epoch|averaged"
 )
 _MEASURED = re.compile(rf"(?:.*_)?(?:{_WORDS})(?:_.*)?")
+_POSITIONS = re.compile(r"(?:.*\.)?(?:position_ids|pos_ids|positions|pos_idx)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +100,22 @@ class _Set:
         return not inside and name.startswith(self.others)
 
     def _is_measured(self, name: str) -> bool:
+        if _counts(self.checkpoint, name):
+            return True
         info, first = self.checkpoint.tensors[name], name.removeprefix(self.prefix).split(".", maxsplit=1)[0]
         if math.prod(info.shape) == 1 and is_averaged(name):  # how many were averaged, how fast they are forgotten
             return True
         matrix = len(info.shape) > 1 and info.dtype in FLOATS and math.prod(info.shape) > 1
         return not matrix and bool(_MEASURED.fullmatch(first))
+
+
+def _counts(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether it is a buffer of the positions themselves: 0, 1, 2, …"""
+    info = checkpoint.tensors[name]
+    if not _POSITIONS.fullmatch(name) or info.dtype not in {"int64", "int32"}:
+        return False
+    numbers = checkpoint.array(name).ravel()
+    return max(info.shape, default=0) == len(numbers) and bool(np.array_equal(numbers, np.arange(len(numbers))))
 
 
 def unwrap(checkpoint: Checkpoint, dialects: Sequence[Dialect]) -> Unwrapped:

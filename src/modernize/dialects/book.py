@@ -6,6 +6,7 @@ ROWS = (
     keep("tok_emb.weight", "wte.weight"),
     keep("pos_emb.weight", "wpe.weight"),
     drop("trf_blocks.{i}.att.mask"),
+    drop("trf_blocks.{i}.att.mask_bool"),
     keep("trf_blocks.{i}.att.{out_proj|proj}.{p}", "h.{i}.attn.o.{p}"),
     keep("trf_blocks.{i}.ff.layers.0.{p}", "h.{i}.mlp.up.{p}"),
     keep("trf_blocks.{i}.ff.layers.2.{p}", "h.{i}.mlp.down.{p}"),

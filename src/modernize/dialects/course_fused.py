@@ -1,6 +1,6 @@
 """Course models with query, key and value in one matrix, under any of the usual names."""
 
-from modernize.dialects.spellings import AROUND, ATTENTION, EPS, NORM_PLACE, PROJECTION
+from modernize.dialects.spellings import AROUND, ATTENTION, EPS, NORM_PLACE, PROJECTION, QKV
 from modernize.dialects.table import Assumption, Dialect, split3
 
 COURSE_FUSED = Dialect(
@@ -9,7 +9,7 @@ COURSE_FUSED = Dialect(
     rules=(
         *AROUND,
         split3(
-            ATTENTION + "{qkv|c_attn|qkv_proj|in_proj|to_qkv|W_qkv}.{p}",
+            ATTENTION + QKV + ".{p}",
             "h.{i}.attn.q.{p}",
             "h.{i}.attn.k.{p}",
             "h.{i}.attn.v.{p}",

@@ -1,12 +1,12 @@
 """Relatives of the lecture: one small matrix per head, under any of the usual names."""
 
-from modernize.dialects.spellings import AROUND, ATTENTION, EPS, KEY, MASK, NORM_PLACE, PROJECTION, QUERY, VALUE
+from modernize.dialects.spellings import AROUND, ATTENTION, EACH, EPS, KEY, MASK, NORM_PLACE, PROJECTION, QUERY, VALUE
 from modernize.dialects.table import Assumption, Dialect, drop, stack_heads
 
 HEADS = (
-    drop(ATTENTION + "heads.{j}." + MASK),
-    stack_heads(ATTENTION + "heads.{j}." + QUERY + ".{p}", "h.{i}.attn.q.{p}"),
-    stack_heads(ATTENTION + "heads.{j}." + KEY + ".{p}", "h.{i}.attn.k.{p}"),
+    drop(ATTENTION + EACH + MASK),
+    stack_heads(ATTENTION + EACH + QUERY + ".{p}", "h.{i}.attn.q.{p}"),
+    stack_heads(ATTENTION + EACH + KEY + ".{p}", "h.{i}.attn.k.{p}"),
 )
 ASSUMPTIONS = (
     NORM_PLACE,
@@ -21,7 +21,7 @@ COURSE_HEADS = Dialect(
     rules=(
         *AROUND,
         *HEADS,
-        stack_heads(ATTENTION + "heads.{j}." + VALUE + ".{p}", "h.{i}.attn.v.{p}"),
+        stack_heads(ATTENTION + EACH + VALUE + ".{p}", "h.{i}.attn.v.{p}"),
         PROJECTION,
     ),
     assumptions=ASSUMPTIONS,

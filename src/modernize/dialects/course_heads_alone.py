@@ -1,7 +1,7 @@
 """Relatives of the lecture whose heads are put side by side and not projected."""
 
 from modernize.dialects.course_heads import ASSUMPTIONS, HEADS
-from modernize.dialects.spellings import AROUND, ATTENTION, VALUE
+from modernize.dialects.spellings import AROUND, ATTENTION, EACH, VALUE
 from modernize.dialects.table import Dialect, stack_heads_alone
 
 COURSE_HEADS_ALONE = Dialect(
@@ -10,7 +10,7 @@ COURSE_HEADS_ALONE = Dialect(
     rules=(
         *AROUND,
         *HEADS,
-        stack_heads_alone(ATTENTION + "heads.{j}." + VALUE + ".{p}", "h.{i}.attn.v.{p}", "h.{i}.attn.o.{p}"),
+        stack_heads_alone(ATTENTION + EACH + VALUE + ".{p}", "h.{i}.attn.v.{p}", "h.{i}.attn.o.{p}"),
     ),
     assumptions=ASSUMPTIONS,
     loose=True,

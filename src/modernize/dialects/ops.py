@@ -95,9 +95,10 @@ def _stack_alone(sources: "Sequence[torch.Tensor]", width: int) -> "list[torch.T
 
 
 def _squeeze_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
-    if len(sources[0]) != 3 or sources[0][0] != 1:
-        raise ValueError("a bare table of positions is 1×positions×width")
-    return [sources[0][1:]]
+    *ones, rows, columns = (1, 1, *sources[0])
+    if set(ones) != {1} or len(sources[0]) > 3:
+        raise ValueError("a bare table of positions is positions×width or 1×positions×width")
+    return [(rows, columns)]
 
 
 def _after_two_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
@@ -160,8 +161,8 @@ INTO_HEADS = Op(
 OUT_OF_HEADS = Op("out_of_heads", "renamed", _out_of_heads_shapes, lambda t, _: [t[0].flatten(0, 1).t()])
 # (heads, head size) -> (out,)
 FLATTEN = Op("flatten", "renamed", _flat_shapes, lambda t, _: [t[0].flatten()])
-# (1, positions, width) -> (positions, width)
-SQUEEZE = Op("squeeze", "renamed", _squeeze_shapes, lambda t, _: [t[0][0]])
+# (positions, width) or (1, positions, width) -> (positions, width)
+SQUEEZE = Op("squeeze", "renamed", _squeeze_shapes, lambda t, _: [t[0].reshape(t[0].shape[-2:])])
 # (2 + positions, width) -> (positions, width), of programs that count positions from two
 AFTER_TWO = Op("after_two", "renamed", _after_two_shapes, lambda t, _: [t[0][2:]])
 # an embedding that is multiplied by √width where tokens come in and not where they go out -> both

@@ -138,7 +138,7 @@ def stack_heads_alone(source: str, v: str, o: str) -> Rule:
 
 
 def squeeze(source: str, target: str) -> Rule:
-    """Stored with a first axis of one."""
+    """Stored with a first axis of one, or without."""
     return Rule(source, (target,), SQUEEZE)
 
 
