@@ -5,7 +5,7 @@ python docs/generate.py
 
 from pathlib import Path
 
-from modernize.checkpoint.envelope import SETTINGS, WRAPPERS
+from modernize.checkpoint.envelope import MARKERS, SETTINGS, WRAPPERS
 from modernize.dialects import DIALECTS, Dialect
 from modernize.dialects.demands import DEMANDS
 from modernize.dialects.setting_names import ACTIVATION_NAMES, ALIASES
@@ -22,12 +22,12 @@ tables.
 A `.pt`, `.pth`, `.bin`, `.ckpt` or `.pkl` file that torch wrote, as a zip or in its older format; a `.safetensors` file;
 or a Hugging Face folder with `config.json` and its weights, whole or in shards with an index. What a file is, its content
 says, not its name. Of a folder with several, the first of `model.safetensors`, its index, `pytorch_model.bin`, its index is
-read. No code of a file is ever run.
+read; of one of these files that is given itself, the `config.json` beside it is read too. No code of a file is ever run.
 
 In a torch file the weights are looked for under {model}, also one in another, or as the file itself; with
 `--weights ema` under {ema}, or under names that say so. What stands in front of all names (`model.`, `net.`, `gpt.`, …) is
-taken off, `_orig_mod.` and `module.` wherever they stand. Metrics and losses beside the model are listed as ignored, and
-so is a second set of weights, averaged, under a prefix of its own. A mask is ignored where it is a causal one.
+taken off, {markers} wherever they stand. Weights under
+another word are taken, with a warning, where the file has no others. Metrics and losses beside the model are listed as ignored.
 Anything else that no table knows is refused by name.
 
 ## Facts
@@ -38,8 +38,9 @@ What names and shapes can't tell is read from {settings} in the file, under any 
 | --- | --- |
 {facts}
 
-Capitals don't matter. Activations: {activations}. What nothing says is assumed where the table below says what its programs do, with a warning
-where they differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits.
+Capitals don't matter, and a group may lie in another, be JSON, or be the metadata of a safetensors file. Activations:
+{activations}. What nothing says is assumed where the table below says what its programs do, with a warning where they
+differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits.
 
 Settings that change what is computed are refused where they say anything else than this; a dialect's own come first:
 
@@ -59,9 +60,10 @@ TAIL = """
 ## What can't be converted
 
 Post-norm models (the norm stands in the stream, so it can't be moved into a matrix); models without positions, with
-sinusoidal ones, or with RoPE or RMSNorm already; attention that is not plainly causal; gated MLPs; models with parts that no row knows; LSTMs, bigram models and
-encoders; quantized weights; TensorFlow, GGUF, llm.c, ONNX, TorchScript and distributed checkpoints. Each is told what it is
-and what to do.
+sinusoidal ones, or with RoPE and RMSNorm already; gated MLPs; grouped or wider attention; models with parts that no row
+knows; LSTMs, Mamba, bigram models, classifiers and encoders; adapters (LoRA) without their model; quantized weights;
+TensorFlow, Keras, Flax, Orbax, GGUF, llm.c, ONNX, TorchScript, torch.export, numpy, ZeRO and distributed checkpoints; archives
+that are still packed. Each is told what it is and what to do.
 
 ## To add a dialect
 
@@ -116,6 +118,7 @@ def page() -> str:
     head = HEAD.format(
         model=words(WRAPPERS["model"]),
         ema=words(WRAPPERS["ema"]),
+        markers=words(tuple(f"{marker}." for marker in sorted(MARKERS))),
         settings=words(SETTINGS),
         facts="\n".join(f"| {fact} | {words(names)} |" for fact, names in ALIASES.items()),
         demands="\n".join(f"| {words(d.names)} | {d.only.replace('{', '').replace('}', '')} |" for d in DEMANDS),

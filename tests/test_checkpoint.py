@@ -427,6 +427,20 @@ STRANGERS = {
     "text": (b"hello, this is my model\n", "text file"),
     "html": (b"<!DOCTYPE html><html></html>", "HTML"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git-LFS"),
+    "html in capitals": (b"\n<HTML><HEAD>", "HTML"),
+    "html doctype": (b"<!Doctype html>", "HTML"),
+    "xml": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "XML"),
+    "json": (b'{"error": "Repository not found"}', "JSON"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(600), "zstd"),
+    "7z": (b"7z\xbc\xaf\x27\x1c" + bytes(600), "7z"),
+    "rar": (b"Rar!\x1a\x07\x01\0" + bytes(99), "rar"),
+    "npy": (b"\x93NUMPY\x01\0" + bytes(99), "numpy array"),
+    "ggml": (b"lmgg" + bytes(99), "GGML"),
+    "onnx": (b"\x08\x07\x12\x07pytorch\x1a\x052.1.0" + b"\0:\x99" * 99, "ONNX"),
+    "tflite": (b"\x1c\0\0\0TFL3" + bytes(99), "TensorFlow Lite"),
+    "npz": (zip_of(**{"wte.weight.npy": b"x"}), "numpy archive"),
+    "keras": (zip_of(**{"metadata.json": b"{}", "model.weights.h5": b"x"}), "Keras"),
+    "torch.export": (zip_of(**{"ep/data/weights/weight_0": b"x", "ep/version": b"1"}), r"torch\.export"),
     "gguf": (b"GGUF" + bytes(60), "GGUF"),
     "gzip": (gzip.compress(b"x" * 100), "gzip"),
     "llm.c": ((20240326).to_bytes(4, "little") + bytes(1020), r"llm\.c"),
@@ -444,6 +458,91 @@ def test_other_kinds_of_files_are_named(tmp_path, data, said, name):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UnreadableFile, match=said):
         open_checkpoint(tmp_path / name)
+
+
+FOLDERS = {
+    "adapter_config.json": "PEFT adapter",
+    "__0_0.distcp": "distributed checkpoint",
+    "zero_to_fp32.py": "ZeRO",
+    "zero_pp_rank_0_mp_rank_00_optim_states.pt": "ZeRO",
+    "_CHECKPOINT_METADATA": "Orbax",
+    "flax_model.msgpack": "Flax",
+    "tf_model.h5": "TensorFlow",
+    "model.ckpt.index": "TensorFlow",
+    "model.ckpt-1000.index": "TensorFlow",
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("config", [True, False])
+def test_other_kinds_of_folders_are_named(tmp_path, name, config):
+    (tmp_path / name).write_bytes(b"x")
+    if config:
+        (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnreadableFile, match=FOLDERS[name]):
+        open_checkpoint(tmp_path)
+
+
+def test_the_file_in_a_folder_is_named(tmp_path):
+    torch.save(KEYS, tmp_path / "ckpt.pt")
+    with pytest.raises(UnreadableFile) as caught:
+        open_checkpoint(tmp_path)
+    assert str(tmp_path / "ckpt.pt") in caught.value.hint
+
+
+def test_no_path_at_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnreadableFile, match="the path is empty"):
+        open_checkpoint("")
+
+
+def test_one_shard_and_an_index_are_told_what_they_are(tmp_path):
+    folder = sharded(tmp_path / "hf")
+    for name, said in (
+        ("model-00001-of-00002.safetensors", "one of 2 shards"),
+        ("model.safetensors.index.json", "index"),
+    ):
+        with pytest.raises(UnreadableFile, match=said) as caught:
+            open_checkpoint(folder / name)
+        assert str(folder) in caught.value.hint
+
+
+@pytest.mark.parametrize("place", ["generator", "network", "gpt", "state.model", "a.b.c", "ema"])
+def test_weights_under_any_key_where_there_is_one(tmp_path, place):
+    held = KEYS
+    for key in reversed(place.split(".")):
+        held = {key: held}
+    optimizer = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]}
+    torch.save({**held, "config": {"n_head": 4}, "step": 3, "optimizer": optimizer, "loss": torch.tensor(1.0)},
+        tmp_path / "m.pt")  # fmt: skip
+    assert same(state_of(tmp_path / "m.pt"))
+    checkpoint = open_checkpoint(tmp_path / "m.pt")
+    assert f"the weights were taken from {place}" in checkpoint.warnings[0]
+    assert checkpoint.settings["config"] == {"n_head": 4}
+
+
+def test_several_unknown_keys_are_listed(tmp_path):
+    torch.save({"generator": KEYS, "nested": {"critic": KEYS}}, tmp_path / "m.pt")
+    with pytest.raises(AmbiguousInput, match=r"generator, nested\.critic") as caught:
+        open_checkpoint(tmp_path / "m.pt")
+    assert "torch.save(ckpt['generator'], PATH)" in caught.value.hint
+
+
+def test_averaged_weights_without_names_are_told(tmp_path):
+    torch.save({"model": KEYS, "ema": {"decay": 0.99, "shadow_params": list(KEYS.values())}}, tmp_path / "m.pt")
+    assert same(state_of(tmp_path / "m.pt"))
+    with pytest.raises(UnreadableFile, match=r"ema\.shadow_params as a list"):
+        open_checkpoint(tmp_path / "m.pt", weights="ema")
+
+
+def test_a_deque_and_a_slice_beside_the_weights(tmp_path):
+    beside = {
+        "losses": collections.deque([1.0, 2.0], maxlen=5),
+        "part": slice(1, 2),
+        "count": collections.Counter("ab"),
+    }
+    torch.save({"model": KEYS, **beside}, tmp_path / "m.pt")
+    assert same(state_of(tmp_path / "m.pt"))
 
 
 def test_nothing_there(tmp_path):

@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from modernize.checkpoint import open_checkpoint
-from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
+from modernize.errors import BadTensors, InputRefused, MissingFact, UnknownLayout, UsageError
 from modernize.facts import Facts
 from modernize.inspection import inspect
 from modernize.recognise import recognise
@@ -59,7 +59,13 @@ def test_no_n_head_is_asked_for(tmp_path):
     assert "--n-head" in caught.value.hint
 
 
-@pytest.mark.parametrize("n_head", [3, 0, -1, 5])
+@pytest.mark.parametrize("n_head", [0, -1])
+def test_a_number_of_heads_that_is_none(tmp_path, n_head):
+    with pytest.raises(UsageError, match=f"--n-head {n_head} is no number of heads"):
+        recognise(nano_file(tmp_path), Facts(n_head=n_head))
+
+
+@pytest.mark.parametrize("n_head", [3, 5])
 def test_heads_that_do_not_divide_the_width(tmp_path, n_head):
     with pytest.raises(BadTensors, match=f"{n_head} does not divide the width 32"):
         recognise(nano_file(tmp_path), Facts(n_head=n_head))
@@ -376,3 +382,92 @@ def test_a_dialect_of_many_spellings_says_what_it_cannot_know(tmp_path, dialect)
     assert "norm is assumed" not in " ".join(recognise(bare, Facts(**facts, norm="pre")).warnings)
     shifted = recognise(save(tmp_path / "m.pt", keys(dialect)), Facts(**facts)) if "alone" not in dialect else None
     assert not shifted or "RMSNorm" not in " ".join(shifted.warnings)
+
+
+def refused(tmp_path, tensors):
+    with pytest.raises(InputRefused) as caught:
+        recognise(save(tmp_path / "m.pt", tensors), Facts(n_head=4, activation="gelu"))
+    return caught.value
+
+
+def shaped(**shapes):
+    """A course model, some of whose parts have other shapes, in both blocks."""
+    parts = keys("course-apart", tied=False)
+    return {
+        name: next((torch.ones(shape) for part, shape in shapes.items() if f".{part}." in f".{name}"), tensor)
+        for name, tensor in parts.items()
+        if not (name.endswith("bias") and any(f".{part}." in f".{name}" for part in shapes))
+    }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ({"key": (16, 32), "value": (16, 32)}, "GQA or MQA"),
+        ({"query": (64, 32), "key": (64, 32), "value": (64, 32), "proj": (32, 64)}, "attention of another width"),
+        ({"0.weight": (256, 32)}, "gated MLP"),
+        ({"lm_head": (10, 32)}, "head of 10 outputs for 61 tokens"),
+    ],
+    ids=str,
+)
+def test_shapes_of_another_kind_of_model_are_told(tmp_path, shapes, said):
+    if "0.weight" in shapes:
+        tensors = {n: torch.ones(256, 32) if "net.0.weight" in n else t for n, t in keys("course-apart").items()}
+        tensors = {n: torch.ones(256) if "net.0.bias" in n else t for n, t in tensors.items()}
+    else:
+        tensors = shaped(**shapes)
+    error = refused(tmp_path, tensors)
+    assert said in error.sentence
+    assert "other parts" in error.hint
+
+
+def test_blocks_that_differ_are_told(tmp_path):
+    tensors = keys("course-apart")
+    for name, shape in (("0.weight", (64, 32)), ("0.bias", (64,)), ("2.weight", (32, 64))):
+        tensors[f"blocks.1.mlp.net.{name}"] = torch.ones(shape)
+    assert "MLPs differ in width" in refused(tmp_path, tensors).sentence
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint8", "int8"])
+def test_quantized_weights_by_their_dtype(tmp_path, dtype):
+    tensors = keys()
+    tensors["transformer.h.0.mlp.c_fc.weight"] = torch.ones(128, 32).to(getattr(torch, dtype))
+    error = refused(tmp_path, tensors)
+    assert f"is {dtype}, so it holds quantized weights" in error.sentence
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gone"),
+    [
+        ("transformer.wpe.weight", "transformer.places.weight", "no learned position table"),
+        (".mlp.c_fc.", ".mlp.widen.", "no MLP"),
+        (".ln_1.", ".first.", "no LayerNorm"),
+    ],
+)
+def test_a_part_under_another_name_is_not_said_to_be_missing(tmp_path, old, new, gone):
+    error = refused(tmp_path, {name.replace(old, new): tensor for name, tensor in keys().items()})
+    assert gone not in error.sentence
+    assert "rename its keys to those of nanogpt" in error.hint
+    error = refused(tmp_path, {name: tensor for name, tensor in keys().items() if old not in name})
+    assert gone in error.sentence
+    assert "rename" not in error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "hint"),
+    [
+        ("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", "LoRA adapter", "merge_and_unload"),
+        ("transformer.h.0.attn.c_attn.base_layer.weight", "LoRA adapter", "merge_and_unload"),
+        ("backbone.layers.0.mixer.A_log", "Mamba", "LayerNorm and learned positions"),
+    ],
+)
+def test_adapters_and_mamba_are_named(tmp_path, name, said, hint):
+    error = refused(tmp_path, {"transformer.wte.weight": torch.ones(61, 32), name: torch.ones(4, 32)})
+    assert said in error.sentence
+    assert hint in error.hint
+
+
+def test_no_norm_shifts_and_no_positions_may_be_more_than_one_thing(tmp_path):
+    names = ["wte.weight", "blocks.0.norm_1.weight", "blocks.0.attn.Wqkv.weight", "norm_f.weight"]
+    error = refused(tmp_path, {f"transformer.{name}": torch.ones(32, 32) for name in names})
+    assert "or with ALiBi" in error.sentence

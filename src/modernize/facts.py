@@ -191,6 +191,8 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
                 )
         found.values["n_head"] = cover.n_head
     elif said.n_head is not None:
+        if said.n_head < 1:
+            raise UsageError(f"--n-head {said.n_head} is no number of heads", hint="12 is usual")
         found.values["n_head"] = said.n_head
         if told not in (None, said.n_head):
             found.warnings.append(f"{where} says {told} heads; --n-head {said.n_head} was taken")

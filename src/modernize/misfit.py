@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from modernize.checkpoint import Checkpoint
 from modernize.dialects import Cover
 from modernize.errors import BadTensors, UnknownLayout
-from modernize.outline import listed, shape_faults
-from modernize.spec import layerless
+from modernize.outline import canonical_shapes, listed, outline, shape_faults
+from modernize.spec import Shape, layerless
 from modernize.stored import METADATA_KEY
 from modernize.strangers import stranger
 from modernize.unwrap import Unwrapped
+
+_QUANTIZED = ("int8", "uint8", "float8", "f8_", "float4", "f4", "qint", "quint")  # dtypes, by how they begin
+_OTHERS = "a model with other parts cannot be converted"
 
 
 def check_file(checkpoint: Checkpoint) -> None:
@@ -33,9 +36,9 @@ def check_quantized(checkpoint: Checkpoint, nearest: Cover) -> None:
     """Whether what a row takes for a matrix of the model holds quantized weights. Raises BadTensors."""
     for name in (name for step in nearest.steps if step.targets for name in step.sources):
         info = checkpoint.tensors[name]
-        if len(info.shape) == 2 and info.dtype == "int8":
+        if len(info.shape) == 2 and info.dtype.startswith(_QUANTIZED):
             raise BadTensors(
-                f"{checkpoint.path}: {name} is int8, so it holds quantized weights",
+                f"{checkpoint.path}: {name} is {info.dtype}, so it holds quantized weights",
                 hint="quantized weights cannot be converted; use the checkpoint that they were made from",
             )
 
@@ -56,18 +59,25 @@ def unknown(whole: Checkpoint, found: Unwrapped, nearest: Cover) -> UnknownLayou
             f"{whole.path} is of no known dialect: it holds {listed(whole.tensors)}",
             hint="`modernize dialects` lists the names by which each is recognised",
         )
+    strange = (*nearest.unknown, *found.strange)
+    spare = [found.checkpoint.tensors[name].shape for name in strange]
     faults = []
     if nearest.missing:
-        gone = "".join(f" ({what})" for what in _gone(nearest))
+        gone = "".join(f" ({what})" for what in _gone(nearest, spare))
         faults.append(f"it lacks {listed(nearest.missing, of=nearest.lacking)}{gone}")
-    if strange := (*nearest.unknown, *found.strange):
+    if strange:
         faults.append(f"it has {listed(strange)}, which no row knows")
     if nearest.twice:
         faults.append(f"{listed(nearest.twice)} are the same tensor")
     return UnknownLayout(
         f"{whole.path} is nearest to {nearest.dialect.name}, but {' and '.join(faults)}",
         hint=_other_set(whole, found)
-        or "a model with other parts cannot be converted; `modernize dialects` lists what can",
+        or (
+            f"if only names differ, rename its keys to those of {nearest.dialect.name} (`modernize dialects`) and save "
+            f"it again; {_OTHERS}"
+            if _could_be_renamed(nearest, spare)
+            else f"{_OTHERS}; `modernize dialects` lists what can"
+        ),
     )
 
 
@@ -75,10 +85,37 @@ def misshapen(checkpoint: Checkpoint, covers: Sequence[Cover]) -> BadTensors:
     """Names of a dialect, with shapes that are not: of several, the one whose first fault comes last."""
     faults = {found.dialect.name: shape_faults(checkpoint, found)[0] for found in covers}
     name = max(faults, key=lambda name: faults[name][0])
+    for found in covers:
+        if what := _other_shape(checkpoint, found):
+            return BadTensors(f"{checkpoint.path} {what}: {faults[found.dialect.name][1]}", hint=f"{_OTHERS}")
     return BadTensors(
         f"{checkpoint.path} has the names of {name}, but {faults[name][1]}",
         hint="check which program wrote the file; its tensors do not fit together",
     )
+
+
+def _other_shape(checkpoint: Checkpoint, found: Cover) -> str:
+    """What a model is whose names are those of a GPT and whose shapes are others; empty where nobody knows."""
+    try:
+        shapes = canonical_shapes(checkpoint, found)
+        spec = outline(shapes, found)
+    except ValueError:
+        return ""
+    layers = range(spec.n_layer)
+    rows = {part: {shapes[f"h.{i}.{part}.weight"][0] for i in layers} for part in ("attn.q", "attn.k", "mlp.up")}
+    inner = {(*shapes[f"h.{i}.mlp.down.weight"], 0)[1] for i in layers}
+    head = shapes.get("head.weight", (spec.vocab_size,))[0]
+    if rows["attn.k"] != {spec.n_embd} and rows["attn.q"] == {spec.n_embd} and max(rows["attn.k"]) < spec.n_embd:
+        return "has fewer heads for keys and values than for queries (GQA or MQA)"
+    if rows["attn.q"] != {spec.n_embd}:
+        return "has attention of another width than its embedding"
+    if rows["mlp.up"] == {2 * width for width in inner}:
+        return "has a gated MLP (SwiGLU), with both halves in one matrix"
+    if len(rows["mlp.up"]) > 1:
+        return "has blocks whose MLPs differ in width"
+    if head != spec.vocab_size:
+        return f"has a head of {head} outputs for {spec.vocab_size} tokens, as a classifier"
+    return ""
 
 
 def _other_set(whole: Checkpoint, found: Unwrapped) -> str:
@@ -90,12 +127,27 @@ def _other_set(whole: Checkpoint, found: Unwrapped) -> str:
     return "the averaged weights in it are whole: --weights ema takes them"
 
 
-def _gone(found: Cover) -> list[str]:
-    """What a model doesn't have at all, in words."""
+def _missing_parts(found: Cover) -> set[str]:
+    """Names in the canonical State, for all layers, of what is missing in some of them."""
     rules = found.dialect.rules
     targets = {t for key in found.missing for rule in rules if rule.pattern.fullmatch(key) for t in rule.targets}
+    return {layerless(t.format(i=0, p="weight")) for t in targets}
+
+
+def _could_be_renamed(found: Cover, spare: Sequence[Shape]) -> bool:
+    """Whether all that is missing may be there under another name, by how many axes it has."""
+    return bool(found.missing) and all(_in_spare(part, spare) for part in _missing_parts(found))
+
+
+def _in_spare(part: str, spare: Sequence[Shape]) -> bool:
+    axes = 1 if "ln_" in part else 2
+    return any(len(shape) == axes or (axes == 2 and len(shape) == 3) for shape in spare)
+
+
+def _gone(found: Cover, spare: Sequence[Shape]) -> list[str]:
+    """What a model doesn't have at all, in words; not what may be there under another name."""
     made = {layerless(t) for step in found.steps for t in step.targets}
-    whole = {layerless(t.format(i=0, p="weight")) for t in targets} - made
+    whole = {part for part in _missing_parts(found) - made if not _in_spare(part, spare)}
     words = {
         "wpe.weight": "no learned position table",
         "mlp.up.weight": "no MLP",

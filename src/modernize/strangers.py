@@ -11,6 +11,12 @@ _OTHER = "only GPTs with LayerNorm and learned positions can be converted; `mode
 # the first that matches one of the names counts
 STRANGERS: tuple[tuple[str, str, str], ...] = (
     (
+        r"(?:.*\.)?(?:lora_[AB]|lora_embedding_[AB]|base_layer)(?:\..*)?",
+        "holds a LoRA adapter, beside its model or alone",
+        "merge it into its model first: model.merge_and_unload().save_pretrained(DIR)",
+    ),
+    (r"(?:.*\.)?mixer\.A_log", "is Mamba, which has states in the place of attention", _OTHER),
+    (
         r".*\.(?:SCB|qweight|qzeros|absmax|quant_state.*|weight_scale)",
         "holds quantized weights",
         "quantized weights cannot be converted; use the checkpoint that they were made from",
@@ -56,7 +62,10 @@ def stranger(tensors: Mapping[str, TensorInfo]) -> tuple[str, str]:
     norms = [name for name in tensors if re.search(r"norm|ln_?\d", name)]
     shifted = any(name.endswith(("bias", "shift", "beta", ".b")) for name in norms)
     if norms and not shifted and not _has_positions(tensors):
-        return f"has norms without shifts and no table of positions, as RMSNorm and RoPE: it holds {norms[0]}", _MODERN
+        return (
+            "has norms without shifts and no table of positions, as models with RMSNorm and RoPE or with ALiBi have: "
+            f"it holds {norms[0]}"
+        ), _OTHER
     return "", ""
 
 

@@ -10,18 +10,21 @@ shards.py            weights in several files with an index
 envelope.py          which of the things in a file are the weights, and what the rest says
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from modernize.checkpoint.base import Checkpoint, Source, TensorInfo
 from modernize.checkpoint.envelope import assemble, decoded, is_averaged
-from modernize.checkpoint.hf_folder import CONFIG, config_beside, files_of, open_hf_folder
+from modernize.checkpoint.hf_folder import CONFIG, INDEX, config_beside, files_of, open_hf_folder
 from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
 from modernize.checkpoint.torch_file import load_torch
 from modernize.choices import Weights
 from modernize.errors import UnreadableFile, check_choice
+
+_SHARD = re.compile(r".*-\d+-of-(\d+)\.(?:safetensors|bin|pt)")
 
 __all__ = ["Checkpoint", "Source", "TensorInfo", "files_of", "open_checkpoint"]
 
@@ -36,6 +39,7 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
     """
     check_choice("weights", weights, Weights)
     path = Path(path)
+    _check_shard(path)
     kind = kind_of(path)
     if kind is Kind.FOLDER:
         if weights == "ema":
@@ -50,7 +54,17 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
     root = load_torch(path, legacy=kind is Kind.TORCH_LEGACY)
     chosen, ignored = root.choose(weights), root.ignored(weights)
     said = (f"tensors that are not among the weights are ignored: {', '.join(ignored)}",) if ignored else ()
+    if place := root.unusual_place(weights):
+        said = (*said, f"the weights were taken from {place}, the only place in the file that has tensors with names")
     return _assembled(path, kind, chosen, root.notes(), weights, said=said)
+
+
+def _check_shard(path: Path) -> None:
+    """Raises UnreadableFile for a part of a model, or the index of its parts."""
+    shard = _SHARD.fullmatch(path.name)
+    if path.is_file() and (path.name.endswith(INDEX) or (shard and int(shard[1]) > 1)):
+        what = f"one of {int(shard[1])} shards of a model" if shard else "the index of a model's shards"
+        raise UnreadableFile(f"{path} is {what}", hint=f"give the folder that holds them all: {path.parent}")
 
 
 def _assembled(

@@ -83,10 +83,18 @@ class Root:
         if len(found) > 1:
             raise AmbiguousInput(
                 f"{self.path} holds several sets of weights: {', '.join(found)}",
-                hint="save the one you mean alone: torch.save(checkpoint[NAME], PATH)",
+                hint=f"save the one you mean alone: torch.save({_indexed(next(iter(found)))}, PATH)",
             )
         for tensors in found.values():
             return self.wrap(self.path, tensors)
+        for key in WRAPPERS[weights]:
+            nameless = [name for name, value in _items(self.items.get(key)) if _is_list_of_tensors(value)]
+            if nameless:
+                raise UnreadableFile(
+                    f"{self.path} keeps {key}.{nameless[0]} as a list of tensors without their names",
+                    hint="in the program that wrote them, copy them into the model (`ema.copy_to(model.parameters())`) "
+                    "and save its state_dict()",
+                )
         keys = ", ".join(repr(key) for key in list(self.items)[:8]) or "nothing"
         raise UnreadableFile(
             f"{self.path} has no {'averaged ' if weights == 'ema' else ''}weights: it holds {keys}",
@@ -97,6 +105,8 @@ class Root:
     def ignored(self, weights: Weights) -> list[str]:
         """Tensors that are neither among the weights nor a scalar beside them (a loss, a step), by where they stand."""
         (place,) = self._found(weights)
+        if self.unusual_place(weights):
+            return []
         ignored: list[str] = []
         inside: Any = self.items
         for depth, key in enumerate(place.split(".") if place else ()):
@@ -106,6 +116,12 @@ class Root:
             inside = inside[key]
         nested = [k for k, v in inside.items() if isinstance(v, Mapping | list | tuple)] if place else []
         return ignored + [f"{place}.{name}" for name in nested]
+
+    def unusual_place(self, weights: Weights) -> str:
+        """Where weights lie that are under none of WRAPPERS; empty where they are under one, or bare in the file."""
+        found = self._found(weights)
+        usual = dict(_sets(self.items, WRAPPERS[weights])) or {""}
+        return next((place for place in found if place not in usual), "") if weights == "model" else ""
 
     def notes(self) -> dict[str, Any]:
         """What is no dictionary of tensors, beside the weights and beside what holds them, and settings without tensors
@@ -128,7 +144,10 @@ class Root:
             return found
         if weights == "ema":
             return {place: tensors for place, tensors in self._found("model").items() if any(map(is_averaged, tensors))}
-        return {"": bare} if (bare := _tensors_in(self.items)) else {}
+        bare = _tensors_in(self.items)
+        if _has_names(bare):
+            return {"": bare}
+        return dict(_anywhere(self.items)) or ({"": bare} if bare else {})
 
 
 def is_averaged(name: str) -> bool:
@@ -144,6 +163,32 @@ def _sets(items: Mapping[Any, Any], words: tuple[str, ...], depth: int = 0) -> I
             yield key, tensors
         elif isinstance(inside, Mapping) and depth < DEEPEST:
             yield from ((f"{key}.{place}", tensors) for place, tensors in _sets(inside, _WORDS, depth + 1))
+
+
+def _anywhere(items: Mapping[Any, Any], depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Dictionaries of tensors under whatever words, where their names are those of a model's parts."""
+    for key, inside in items.items():
+        if _has_names(tensors := _tensors_in(inside)):
+            yield str(key), tensors
+        elif isinstance(inside, Mapping) and depth < DEEPEST:
+            yield from ((f"{key}.{place}", tensors) for place, tensors in _anywhere(inside, depth + 1))
+
+
+def _has_names(tensors: Mapping[str, Any]) -> bool:
+    """Whether these are parts of a model (`wte.weight`), and not what an optimizer keeps (`exp_avg`)."""
+    return any("." in name for name in tensors)
+
+
+def _indexed(place: str) -> str:
+    return "ckpt" + "".join(f"[{key!r}]" for key in place.split("."))
+
+
+def _items(value: object) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, Mapping) else ()
+
+
+def _is_list_of_tensors(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(hasattr(item, "shape") for item in value)
 
 
 def _tensors_in(value: object) -> dict[str, Any]:

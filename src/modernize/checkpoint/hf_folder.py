@@ -22,11 +22,40 @@ WEIGHT_FILES = (
 CONFIG = "config.json"
 
 
+# what lies in a folder of another kind: patterns of file names, what the folder is, what to do
+_FROM_PYTORCH = "load the model in transformers with {} and save_pretrained() it from PyTorch"
+FOLDERS = (
+    (
+        ("adapter_config.json",),
+        "a PEFT adapter (LoRA), which is no whole model",
+        "merge it into its model first: model.merge_and_unload().save_pretrained(DIR)",
+    ),
+    (
+        ("*.distcp", ".metadata"),
+        "a distributed checkpoint (.distcp shards)",
+        "gather it with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE`",
+    ),
+    (
+        ("zero_to_fp32.py", "*zero_pp_rank_*"),
+        "a DeepSpeed ZeRO checkpoint",
+        "gather the weights first with `python zero_to_fp32.py DIR OUT`, which DeepSpeed puts into its folder",
+    ),
+    (
+        ("_CHECKPOINT_METADATA", "manifest.ocdbt"),
+        "an Orbax (JAX) checkpoint",
+        "load it in JAX and save its arrays with safetensors.flax.save_file",
+    ),
+    (("flax_model.msgpack",), "a Flax model", _FROM_PYTORCH.format("from_flax=True")),
+    (("tf_model.h5", "saved_model.pb", "*.ckpt*.index"), "a TensorFlow model", _FROM_PYTORCH.format("from_tf=True")),
+)
+
+
 def open_hf_folder(path: Path) -> Checkpoint:
     """Open a folder; code that lies in it is never looked at. Raises UnreadableFile for what is missing or damaged."""
     config = _config(path)
     there = _weights_in(path)
     if not there:
+        _check_folder(path)
         raise UnreadableFile(
             f"{path} has a {CONFIG} but none of {', '.join(WEIGHT_FILES)}", hint="download the weights as well"
         )
@@ -56,6 +85,13 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return (*there, *(shard for file in there if file.name.endswith(INDEX) for shard in shards_in(file)))
 
 
+def _check_folder(path: Path) -> None:
+    """Raises UnreadableFile for a folder of another kind."""
+    for patterns, what, hint in FOLDERS:
+        if any(any(path.glob(pattern)) for pattern in patterns):
+            raise UnreadableFile(f"{path} is {what}", hint=hint)
+
+
 def config_beside(file: Path) -> dict[str, Any]:
     """The configuration that belongs to a file of weights by its name, under its own; empty where there is none."""
     there = file.name in WEIGHT_FILES and (file.parent / CONFIG).is_file()
@@ -66,14 +102,12 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
-        if any(path.glob("*.distcp")) or (path / ".metadata").exists():
-            raise UnreadableFile(
-                f"{path} is a distributed checkpoint (.distcp shards)",
-                hint="gather it with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE`",
-            ) from error
+        _check_folder(path)
+        empty = f"the path is empty or `.`, and the current folder has no {CONFIG}"
+        files = [file for kind in ("*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.bin") for file in path.glob(kind)]
         raise UnreadableFile(
-            f"{path} is a folder without {CONFIG}",
-            hint="give the checkpoint file itself, or a Hugging Face folder",
+            empty if path == Path() else f"{path} is a folder without {CONFIG}",
+            hint=f"give the checkpoint file itself{f': {sorted(files)[0]}' if files else ''}, or a Hugging Face folder",
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UnreadableFile(f"{path / CONFIG} cannot be read: {error}", hint="download it again") from error

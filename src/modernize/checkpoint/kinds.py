@@ -36,9 +36,18 @@ STRANGERS = (
         what="a git-LFS pointer, not the weights themselves",
         hint="run `git lfs pull` in its repository, then try again",
     ),
-    Stranger(start=b"<!DOCTYPE", what="an HTML web page", hint="download the file itself, not its page"),
     Stranger(start=b"<!doctype", what="an HTML web page", hint="download the file itself, not its page"),
     Stranger(start=b"<html", what="an HTML web page", hint="download the file itself, not its page"),
+    Stranger(
+        start=b"<?xml",
+        what="an XML page, as servers answer where there is no file or no access",
+        hint="check the address, and download the file itself",
+    ),
+    Stranger(
+        start=b'{"',
+        what="a JSON text, not a checkpoint",
+        hint="give the file that holds the weights; if this was a download, see what it says",
+    ),
     Stranger(start=b"GGUF", what="a GGUF file", hint="convert from the checkpoint that it was made from"),
     Stranger(
         start=b"\x89HDF\r\n",
@@ -48,10 +57,38 @@ STRANGERS = (
     Stranger(start=b"\x1f\x8b", what="a gzip archive", hint="unpack it first with `gunzip` or `tar xzf`"),
     Stranger(start=b"BZh", what="a bzip2 archive", hint="unpack it first"),
     Stranger(start=b"\xfd7zXZ", what="an xz archive", hint="unpack it first"),
+    Stranger(start=b"\x28\xb5\x2f\xfd", what="a zstd archive", hint="unpack it first with `unzstd`"),
+    Stranger(start=b"7z\xbc\xaf\x27\x1c", what="a 7z archive", hint="unpack it first with `7z x`"),
+    Stranger(start=b"Rar!\x1a\x07", what="a rar archive", hint="unpack it first with `unrar x`"),
+    Stranger(start=b"\x93NUMPY", what="a single numpy array without a name", hint="give the file that holds them all"),
+    *(
+        Stranger(start=start, what="a GGML file", hint="convert from the checkpoint that it was made from")
+        for start in (b"lmgg", b"fmgg", b"tjgg")
+    ),
     Stranger(
         start=(20240326).to_bytes(4, "little"),
         what="an llm.c checkpoint",
         hint="export it to Hugging Face format first",
+    ),
+)
+
+
+# by a part of a name in a zip archive
+ARCHIVES = (
+    (
+        "model.weights.h5",
+        "a Keras model",
+        "load the model in transformers and save_pretrained() it from PyTorch",
+    ),
+    (
+        "/data/weights/",
+        "a torch.export archive, which holds a program and not only weights",
+        "save the weights alone: torch.save(torch.export.load(PATH).state_dict, NEW)",
+    ),
+    (
+        ".npy",
+        "a numpy archive (.npz)",
+        "save it as torch does: torch.save({k: torch.from_numpy(v) for k, v in numpy.load(PATH).items()}, NEW)",
     ),
 )
 
@@ -97,6 +134,9 @@ def _zip_kind(path: Path) -> Kind:
             f"{path} is a TorchScript archive, which holds a program and not only weights",
             hint="save the weights alone, from the program that made it: torch.save(model.state_dict(), PATH)",
         )
+    for is_one, what, hint in ARCHIVES:
+        if any(is_one in f"/{name}" for name in names) and "data.pkl" not in inside:
+            raise UnreadableFile(f"{path} is {what}", hint=hint)
     if "data.pkl" not in inside:
         raise UnreadableFile(
             f"{path} is a zip archive of something else ({names[0] if names else 'nothing'!r} and "
@@ -107,10 +147,17 @@ def _zip_kind(path: Path) -> Kind:
 
 
 def _stranger(path: Path, head: bytes) -> UnreadableFile:
-    text = head.lstrip()
+    text = head.lstrip().lower()
     for stranger in STRANGERS:
-        if text.startswith(stranger.start) or head.startswith(stranger.start):
+        if text.startswith(stranger.start.lower()) or head.startswith(stranger.start):
             return UnreadableFile(f"{path} is {stranger.what}", hint=stranger.hint)
+    if head[:1] == b"\x08" and head[2:3] == b"\x12":
+        return UnreadableFile(
+            f"{path} looks like an ONNX model, which holds a program and not only weights",
+            hint="use the checkpoint that it was exported from",
+        )
+    if head[4:8] == b"TFL3":
+        return UnreadableFile(f"{path} is a TensorFlow Lite model", hint="use the checkpoint that it was exported from")
     if head[257:262] == b"ustar":
         return UnreadableFile(f"{path} is a tar archive", hint="unpack it first with `tar xf`")
     if head[:1] == b"\x80":

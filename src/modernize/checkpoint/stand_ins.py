@@ -1,4 +1,5 @@
-"""What training programs pickle beside the weights, as plain values: numpy's numbers and arrays, paths, defaultdicts.
+"""What training programs pickle beside the weights, as plain values: numpy's numbers and arrays, paths, defaultdicts
+and deques.
 
 A torch file may only rebuild what is on a list. Under the names of these things the list has functions and classes of
 our own, so nothing of numpy's or pathlib's is called by a file.
@@ -71,6 +72,11 @@ def dictionary(*_: object) -> dict[Any, Any]:
     return {}
 
 
+def sequence(*_: object) -> list[Any]:
+    """Stands in for collections.deque: what was in it."""
+    return []
+
+
 def nothing(*_: object) -> None:
     """Stands in for a function that is named and not needed."""
 
@@ -84,6 +90,8 @@ STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
         "Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath",
     )),
     (dictionary, "collections.defaultdict"),
+    (sequence, "collections.deque"),
+    (nothing, "builtins.slice"),
     (nothing, "builtins.list"),
     (nothing, "builtins.dict"),
     (nothing, "builtins.int"),

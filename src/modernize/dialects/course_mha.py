@@ -3,7 +3,8 @@
 from modernize.dialects.spellings import AROUND, ATTENTION, EPS, NORM_PLACE, OUTPUT
 from modernize.dialects.table import Assumption, Dialect, keep, split3
 
-MODULE = ATTENTION + "{|mha.|attn.|attention.|multihead_attn.|multihead_attention.}"  # its own name, where attention is a module around it
+# its own name, where attention is a module around it
+MODULE = ATTENTION + "{|mha.|attn.|attention.|multihead_attn.|multihead_attention.}"
 
 COURSE_MHA = Dialect(
     name="course-mha",
