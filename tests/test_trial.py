@@ -207,3 +207,30 @@ def test_data_settles_nothing_about_a_modern_model(new, data, run):
     found = run("inspect", new, "--data", data)
     assert found.code == 2
     assert "modernize eval" in found.err
+
+
+@pytest.mark.parametrize("order", ["q,k,v", "k,q,v", "v,q,k"])
+@pytest.mark.parametrize("heads", [{"n_head": 4}, {}], ids=["heads said", "heads open"])
+def test_the_order_in_one_tensor_is_tried_where_only_spellings_tell_it(tmp_path, run, order, heads):
+    spec = tiny.spec(**TRUE)
+    state = {name: 1.5 * t if t.ndim == 2 else t for name, t in tiny.jittered(spec).items()}
+    turned = dict(state)
+    for name in state:
+        for place, part in enumerate("qkv"):
+            if f".attn.{part}." in name:
+                turned[name] = state[name.replace(f".attn.{part}.", f".attn.{order.split(',')[place]}.")]
+    torch.save(tiny.as_dialect(turned, spec, tiny.dialect("course-fused")), tmp_path / "m.pt")
+    data = written(OldGPT.from_state(spec, state), tmp_path / "data.npy")
+    found = inspect(tmp_path / "m.pt", data=str(data), facts=Facts(activation="relu", norm="pre", **heads))
+    assert found.reading.get("qkv_order", "q,k,v") == order
+    assert {name: getattr(found.config, name) for name in TRUE} == TRUE
+    if order != "q,k,v" and heads:
+        said = ("--activation", "relu", "--norm", "pre", "--n-head", "4")
+        assert f"--qkv-order {order}" in run("inspect", tmp_path / "m.pt", "--data", data, *said).out
+        everything = Facts(**TRUE, norm="pre")
+        assert inspect(tmp_path / "m.pt", data=str(data), facts=everything).reading == {"qkv_order": order}
+
+
+def test_the_order_of_a_program_that_is_known_is_not_tried(nano, data):
+    found = inspect(nano, data=str(data), facts=Facts(activation="gelu"))
+    assert not any("qkv_order" in trial.facts for trial in found.trials)

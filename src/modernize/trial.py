@@ -3,7 +3,8 @@
 A wrong attention scale or number of heads costs tenths of a nat, a norm in the wrong place everything, so the lowest
 loss tells. Measured on a trained model, ReLU differs from a GELU by 0.1 nats, but the two GELUs differ by 1e-5, either
 way: what differs by so little is not settled, and the dialect's own value stays, with its warning. Models with norms
-behind or with RMSNorm are tried too, though they can't be converted.
+behind or with RMSNorm are tried too, though they can't be converted. The order of query, key and value in one tensor is
+tried last, where only spellings tell it: another than the usual one is taken where it predicts clearly better.
 """
 
 import itertools
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from modernize.checkpoint import Checkpoint
 from modernize.data import IGNORED, Corpus, Windows
+from modernize.dialects.ops import SPLIT3, TRANSPOSE_SPLIT3
 from modernize.errors import UnknownLayout
-from modernize.facts import CHOICES, Facts, open_facts, own_values
+from modernize.facts import CHOICES, QKV, Facts, open_facts, own_values
 from modernize.measure import mean_loss
 from modernize.old import OldBlock, OldGPT
 from modernize.progress import Progress, silent
@@ -30,6 +32,7 @@ TOKENS = 4096  # for those that are left
 PROMISING = 0.3  # nats above the lowest loss on the first tokens, up to which a reading is left
 CLEARLY = 0.05  # nats by which a model that can't be converted has to predict better, so that this is refused for it
 NOISE = 1e-3  # nats that settle nothing
+ORDERS = tuple(",".join(order) for order in itertools.permutations("qkv"))
 MOST_HEADS = 64
 SMALLEST_HEAD = 4
 
@@ -112,10 +115,15 @@ def settle(opened: Open, said: Facts, corpus: Corpus, *, progress: Progress = si
 
     Raises BadData for DATA that does not fit, UnknownLayout where norms behind or RMSNorm predict clearly better.
     """
-    if not opened.names:
+    if not opened.names and not _has_open_order(opened, said):
         return Settled(facts=said, reading={}, trials=(), warnings=())
     ids = corpus.windows("val", opened.found.spec.block_size, vocab_size=opened.found.spec.vocab_size)
-    trials, chance = _try_readings(opened, ids, progress), _chance(ids)
+    state: State = {name: tensor.float() for name, tensor in opened.found.state().items()}
+    trials, chance = _try_readings(opened, ids, state, progress), _chance(ids)
+    order = _better_order(opened, state, trials, ids, chance) if _has_open_order(opened, said) else QKV
+    if order != QKV:
+        again = _try_readings(opened, ids, _in_order(state, order), progress)
+        trials = tuple(replace(trial, facts={**trial.facts, "qkv_order": order}) for trial in again)
     _check_norms(opened, trials, chance, corpus.name)
     possible = [trial for trial in trials if trial.norm == "pre"]
     near = [trial.facts for trial in possible if not trial.loss - possible[0].loss >= NOISE]
@@ -135,6 +143,38 @@ def settle(opened: Open, said: Facts, corpus: Corpus, *, progress: Progress = si
     return Settled(facts=replace(said, **told), reading=reading, trials=trials, warnings=tuple(warnings))
 
 
+def _has_open_order(opened: Open, said: Facts) -> bool:
+    """Whether query, key and value lie in one tensor in an order of which only spellings tell."""
+    fused = any(step.op in (SPLIT3, TRANSPOSE_SPLIT3) for step in opened.found.steps)
+    return fused and opened.found.dialect.loose and said.qkv_order == QKV
+
+
+def _better_order(opened: Open, state: State, trials: Sequence[Trial], ids: Windows, chance: float) -> str:
+    """The order of query, key and value that predicts clearly better than the usual one, under the best reading of the
+    rest and any number of heads that is open; the usual one where none does.
+    """
+    spec, few = opened.found.spec, _few(ids)
+    best = next(trial.facts for trial in trials if trial.norm == "pre")
+    heads = [facts["n_head"] for facts in _readings(spec, ["n_head"])] if "n_head" in best else [spec.n_head]
+    losses = {
+        order: min(_loss(spec, _in_order(state, order), {**best, "n_head": n}, few, FIRST_TOKENS) for n in heads)
+        for order in ORDERS
+    }
+    order = min(losses, key=losses.__getitem__)
+    return order if losses[order] < min(losses[QKV] - CLEARLY, chance) else QKV
+
+
+def _in_order(state: State, order: str) -> State:
+    """A State that was read as if its fused tensors held query, key and value, as one where they have another order."""
+    parts = order.split(",")
+    turned = {}
+    for name in state:
+        kind = name.split(".")[-2]
+        source = "qkv"[parts.index(kind)] if kind in parts else kind
+        turned[name] = state[name.replace(f".attn.{kind}.", f".attn.{source}.")]
+    return turned
+
+
 def _check_norms(opened: Open, trials: Sequence[Trial], chance: float, data: str) -> None:
     """Whether no other kind of norm, or place for it, predicts clearly better. Raises UnknownLayout."""
     best = {trial.norm: trial.loss for trial in reversed(trials)}
@@ -149,17 +189,25 @@ def _check_norms(opened: Open, trials: Sequence[Trial], chance: float, data: str
             )
 
 
-def _try_readings(opened: Open, ids: Windows, progress: Progress) -> tuple[Trial, ...]:
+def _few(ids: Windows) -> Windows:
+    """The same windows, short enough for the first tokens."""
+    return replace(ids, context=min(ids.context, FIRST_TOKENS)) if ids.ids.ndim == 1 else ids
+
+
+def _loss(spec: GPTSpec, state: State, facts: Mapping[str, Any], part: Windows, tokens: int) -> float:
+    """Of a model under one reading."""
+    read = replace(spec, **{name: value for name, value in facts.items() if name != "norm"})
+    model = KINDS[facts.get("norm", "pre")].from_state(read, state)
+    loss = mean_loss(model, part, limit=max(1, tokens // part.context)).loss
+    return math.inf if math.isnan(loss) else loss
+
+
+def _try_readings(opened: Open, ids: Windows, state: State, progress: Progress) -> tuple[Trial, ...]:
     """Every reading, the lowest loss first: those of no promise come last, with their loss on a few tokens alone."""
-    spec = opened.found.spec
-    state: State = {name: tensor.float() for name, tensor in opened.found.state().items()}
-    few = replace(ids, context=min(ids.context, FIRST_TOKENS)) if ids.ids.ndim == 1 else ids
+    spec, few = opened.found.spec, _few(ids)
 
     def tried(facts: dict[str, Any], part: Windows, tokens: int) -> Trial:
-        read = replace(spec, **{name: value for name, value in facts.items() if name != "norm"})
-        model = KINDS[facts.get("norm", "pre")].from_state(read, state)
-        loss = mean_loss(model, part, limit=max(1, tokens // part.context)).loss
-        return Trial(facts=facts, loss=math.inf if math.isnan(loss) else loss)
+        return Trial(facts=facts, loss=_loss(spec, state, facts, part, tokens))
 
     readings = list(_readings(spec, opened.names))
     first: list[Trial] = []
