@@ -459,9 +459,13 @@ def test_a_part_under_another_name_is_not_said_to_be_missing(tmp_path, old, new,
         ("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", "LoRA adapter", "merge_and_unload"),
         ("transformer.h.0.attn.c_attn.base_layer.weight", "LoRA adapter", "merge_and_unload"),
         ("backbone.layers.0.mixer.A_log", "Mamba", "LayerNorm and learned positions"),
+        ("blocks.0.mlp.experts.3.w1.weight", "mixture of experts", "LayerNorm and learned positions"),
+        ("blocks.0.attn.alibi", "ALiBi", "LayerNorm and learned positions"),
+        ("blocks.0.cross_attention.query.weight", "cross-attention", "LayerNorm and learned positions"),
+        ("blocks.0.attn.cos_cached", "RoPE", "runtimes"),
     ],
 )
-def test_adapters_and_mamba_are_named(tmp_path, name, said, hint):
+def test_adapters_and_models_of_another_kind_are_named(tmp_path, name, said, hint):
     error = refused(tmp_path, {"transformer.wte.weight": torch.ones(61, 32), name: torch.ones(4, 32)})
     assert said in error.sentence
     assert hint in error.hint

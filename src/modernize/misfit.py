@@ -141,7 +141,7 @@ def _could_be_renamed(found: Cover, spare: Sequence[Shape]) -> bool:
 
 def _in_spare(part: str, spare: Sequence[Shape]) -> bool:
     axes = 1 if "ln_" in part else 2
-    return any(len(shape) == axes or (axes == 2 and len(shape) == 3) for shape in spare)
+    return any(len(shape) == axes or (axes == 2 and len(shape) == 3 and shape[0] == 1) for shape in spare)
 
 
 def _gone(found: Cover, spare: Sequence[Shape]) -> list[str]:

@@ -21,7 +21,11 @@ STRANGERS: tuple[tuple[str, str, str], ...] = (
         "holds quantized weights",
         "quantized weights cannot be converted; use the checkpoint that they were made from",
     ),
-    (r"(?:.*\.)?(?:rotary_emb|rotary|rope)\..*|(?:.*\.)?freqs_cis", "has rotary positions (RoPE) already", _MODERN),
+    (
+        r"(?:.*\.)?(?:(?:rotary_emb|rotary|rope)\..*|freqs_cis|inv_freq|(?:cos|sin)_cached)",
+        "has rotary positions (RoPE) already",
+        _MODERN,
+    ),
     (r"(?:.*\.)?gpt_neox\..*", "is GPT-NeoX or Pythia, with rotary positions (RoPE) already", _MODERN),
     (
         r"(?:.*\.)?word_embeddings_layernorm\..*",
@@ -36,7 +40,13 @@ STRANGERS: tuple[tuple[str, str, str], ...] = (
     (r"(?:.*\.)?weight_ih_l\d+.*", "is a recurrent network (LSTM, GRU or RNN)", _OTHER),
     (r"(?:.*\.)?token_type_embeddings\.weight", "is BERT or another encoder", _OTHER),
     (r"(?:.*\.)?relative_attention_bias\.weight", "is T5, whose positions are relative", _OTHER),
-    (r"(?:.*\.)?(?:encoder_attn|crossattention|cross_attn|multihead_attn)\..*", "has cross-attention", _OTHER),
+    (r"(?:.*\.)?alibi(?:_slopes)?", "has slopes of attention (ALiBi) in the place of a table of positions", _OTHER),
+    (r"(?:.*\.)?experts\.\d+\..*", "is a mixture of experts", _OTHER),
+    (
+        r"(?:.*\.)?(?:encoder_attn|crossattention|cross_attention|cross_attn|multihead_attn)\..*",
+        "has cross-attention",
+        _OTHER,
+    ),
     (
         r"(?:.*\.)?(?:gate_proj|gate_up_proj|feed_forward\.w3|mlp\.w3)\.weight",
         "has a gated MLP (SwiGLU) as Llama has: it is of today's kind already",

@@ -55,11 +55,12 @@ SETTINGS = (
     "kwargs",
     "cfg",
     "settings",
+    "arch",
     "opt",
     "metadata",
     "meta",
 )
-_PARTS = (*SETTINGS, "model", "gpt", "transformer", "network", "net", "arch", "architecture")  # a group in a group
+_PARTS = (*SETTINGS, "model", "gpt", "transformer", "network", "net", "architecture")  # a group in a group
 # segments of a key that torch.compile, data parallelism and recomputing put in, wherever they stand
 MARKERS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 

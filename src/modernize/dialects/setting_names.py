@@ -20,6 +20,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "attention_heads",
         "attn_heads",
         "num_head",
+        "head_num",
+        "decoder_attention_heads",
         "heads",
     ),
     "head_dim": ("head_dim", "head_size", "d_head"),
