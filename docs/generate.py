@@ -26,9 +26,9 @@ read; of one of these files that is given itself, the `config.json` beside it is
 
 In a torch file the weights are looked for under {model}, also one in another, or as the file itself; with
 `--weights ema` under {ema}, or under names that say so. What stands in front of all names (`model.`, `net.`, `gpt.`, …) is
-taken off, {markers} wherever they stand. Weights under
-another word are taken, with a warning, where the file has no others. Metrics and losses beside the model are listed as ignored.
-Anything else that no table knows is refused by name.
+taken off, {markers} wherever
+they stand. Weights under another word are taken, with a warning, where the file has no others. Metrics and losses beside
+the model are listed as ignored. Anything else that no table knows is refused by name.
 
 ## Facts
 
@@ -40,7 +40,8 @@ What names and shapes can't tell is read from {settings} in the file, under any 
 
 Capitals don't matter, and a group may lie in another, be JSON, or be the metadata of a safetensors file. Activations:
 {activations}. What nothing says is assumed where the table below says what its programs do, with a warning where they
-differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits.
+differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits; two GELUs
+predict so nearly alike that DATA doesn't settle which it was.
 
 Settings that change what is computed are refused where they say anything else than this; a dialect's own come first:
 

@@ -206,6 +206,12 @@ SPELLINGS = [
     {".query.": ".c_q.", ".key.": ".c_k.", ".value.": ".c_v.", ".proj.": ".c_proj."},
     {".attn.": ".causal_self_attn."},
     {".attn.": ".multihead_attention."},
+    {"token_embedding.": "embedding.token_embedding.", "position_embedding.": "embedding.position_embedding."},
+    {"blocks.": "transformer.layers."},
+    *(
+        {word: f"{trunk}.{word}" for word in ("token_embedding.", "position_embedding.", "blocks.", "ln_f.")}
+        for trunk in ("transformer", "decoder", "backbone", "model", "gpt")
+    ),
     {".ln1.": ".attention_norm.", ".ln2.": ".ff_norm."},
     {"blocks.": "decoder_layers."},
     {"blocks.0.": "blocks.0._fsdp_wrapped_module."},

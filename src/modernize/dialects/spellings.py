@@ -5,7 +5,9 @@ A word stands in one piece only, so that no key can be read as two parts of a mo
 
 from modernize.dialects.table import Assumption, Rule, drop, keep, squeeze
 
-BLOCK = "{blocks|layers|transformer_blocks|trf_blocks|decoder_blocks|decoder_layers|transformer_layers|h}.{i}."
+# where all but the head lie in a module of their own
+_TRUNK = "{|transformer.|decoder.|backbone.|model.|gpt.}"
+BLOCK = _TRUNK + "{blocks|layers|transformer_blocks|trf_blocks|decoder_blocks|decoder_layers|transformer_layers|h}.{i}."
 ATTENTION = BLOCK + (
     "{attn|attention|att|mha|sa|self_attn|self_attention|multi_head_attention|multihead_attention|multi_head_attn"
     "|causal_self_attn|causal_self_attention|causal_attn|causal_attention|sa_head|sa_heads}."
@@ -37,12 +39,12 @@ NORM_F = (
 _TOKENS = (
     "{token_embedding_table|token_embedding|token_embeddings|token_emb|token_embed|tok_embedding|tok_embeddings|tok_emb"
     "|tok_embed|embedding_table|embedding|embed|emb|word_embedding|word_embeddings|wte|embeddings.token"
-    "|embeddings.token_embedding|embeddings.token_embeddings|embeddings.tok_emb|embeddings.word_embeddings}"
+    "|embeddings.token_embedding|embedding.token_embedding|embeddings.token_embeddings|embeddings.tok_emb|embeddings.word_embeddings}"
 )
 _POSITIONS = (
     "{position_embedding_table|position_embedding|position_embeddings|positional_embedding|positional_embeddings"
     "|pos_embedding_table|pos_embedding|pos_embeddings|pos_emb|pos_embed|position_emb|position_embed|positions_embed|wpe"
-    "|embeddings.position|embeddings.position_embedding|embeddings.position_embeddings|embeddings.pos_emb}"
+    "|embeddings.position|embeddings.position_embedding|embedding.position_embedding|embeddings.position_embeddings|embeddings.pos_emb}"
 )
 HEAD = keep(
     "{lm_head|head|out_head|output|output_layer|output_projection|out_proj|fc_out|fc|classifier|unembed|proj_out"
@@ -53,8 +55,8 @@ HEAD = keep(
 MASK = "{mask|tril|causal_mask}"
 
 EMBEDDINGS: tuple[Rule, ...] = (
-    keep(_TOKENS + ".weight", "wte.weight"),
-    squeeze(_POSITIONS + "{.weight|}", "wpe.weight"),
+    keep(_TRUNK + _TOKENS + ".weight", "wte.weight"),
+    squeeze(_TRUNK + _POSITIONS + "{.weight|}", "wpe.weight"),
     drop(MASK),
 )
 AROUND: tuple[Rule, ...] = (
@@ -68,8 +70,8 @@ AROUND: tuple[Rule, ...] = (
     keep(_NORM_2 + SHIFT, "h.{i}.ln_2.bias", optional=True),
     keep(_MLP + _UP + ".{p}", "h.{i}.mlp.up.{p}"),
     keep(_MLP + _DOWN + ".{p}", "h.{i}.mlp.down.{p}"),
-    keep(NORM_F + GAIN, "ln_f.weight"),
-    keep(NORM_F + SHIFT, "ln_f.bias", optional=True),
+    keep(_TRUNK + NORM_F + GAIN, "ln_f.weight"),
+    keep(_TRUNK + NORM_F + SHIFT, "ln_f.bias", optional=True),
     HEAD,
 )
 PROJECTION = keep(ATTENTION + OUTPUT + ".{p}", "h.{i}.attn.o.{p}")
