@@ -28,7 +28,8 @@ In a torch file the weights are looked for under {model}, also one in another, o
 `--weights ema` under {ema}, or under names that say so. What stands in front of all names (`model.`, `net.`, `gpt.`, …) is
 taken off, {markers} wherever
 they stand. Weights under another word are taken, with a warning, where the file has no others. Metrics and losses beside
-the model are listed as ignored. Anything else that no table knows is refused by name.
+the model are listed as ignored, and so is a second set of weights, averaged, under a prefix of its own. A mask is ignored
+where it is a causal one. Anything else that no table knows is refused by name.
 
 ## Facts
 
@@ -61,7 +62,8 @@ TAIL = """
 ## What can't be converted
 
 Post-norm models (the norm stands in the stream, so it can't be moved into a matrix); models without positions, with
-sinusoidal ones, or with RoPE and RMSNorm already; gated MLPs; grouped or wider attention; models with parts that no row
+sinusoidal ones, or with RoPE or RMSNorm already; attention that is not plainly causal, or grouped, or wider than the
+embedding; gated MLPs; models with parts that no row
 knows; LSTMs, Mamba, bigram models, classifiers and encoders; adapters (LoRA) without their model; quantized weights;
 TensorFlow, Keras, Flax, Orbax, GGUF, llm.c, ONNX, TorchScript, torch.export, numpy, ZeRO and distributed checkpoints; archives
 that are still packed. Each is told what it is and what to do.
