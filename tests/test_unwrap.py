@@ -132,6 +132,16 @@ def test_averaged_weights_that_are_no_model(tmp_path):
         state_of(path, weights="ema")
 
 
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_averaged_weights_whose_names_have_no_dots(tmp_path, prefix):
+    """As LitEma keeps them."""
+    both = keys(prefix=prefix) | {f"model_ema.{n.replace('.', '')}": t for n, t in keys(seed=1).items()}
+    both |= {"model_ema.decay": torch.tensor(0.9), "model_ema.num_updates": torch.tensor(3)}
+    assert same(state_of(saved(tmp_path / "m.ckpt", {"state_dict": both})))
+    with pytest.raises(UnknownLayout, match="gate"):
+        state_of(saved(tmp_path / "n.ckpt", {"state_dict": both | {"model_ema.gate": torch.ones(32, 32)}}))
+
+
 def test_a_part_called_ema_inside_a_model_is_no_averaged_weight(tmp_path):
     with pytest.raises(UnknownLayout, match=r"h\.0\.attn\.ema\.alpha"):
         state_of(saved(tmp_path / "m.pt", keys() | {"transformer.h.0.attn.ema.alpha": torch.ones(32)}))

@@ -94,10 +94,18 @@ class _Set:
         """How many faults the dialect has that fits best."""
         return min(cover(dialect, self.own.values()).faults for dialect in self.dialects)
 
+    @cached_property
+    def _without_dots(self) -> frozenset[str]:
+        """The file's names as LitEma keeps averaged weights: under a prefix, in one word."""
+        names = [name for name in self.checkpoint.tensors if not is_averaged(name)]
+        return frozenset(said.replace(".", "") for name in names for said in (name, name.removeprefix(self.prefix)))
+
     def _is_of_another(self, name: str) -> bool:
-        """Only what stands under another set's own prefix."""
-        inside = bool(self.prefix) and name.startswith(self.prefix)
-        return not inside and name.startswith(self.others)
+        """Only what stands under another set's own prefix, or is an averaged copy in one word."""
+        if self.prefix and name.startswith(self.prefix):
+            return False
+        _, _, word = name.partition(".")
+        return name.startswith(self.others) or (is_averaged(name) and word in self._without_dots)
 
     def _is_measured(self, name: str) -> bool:
         if _counts(self.checkpoint, name):
