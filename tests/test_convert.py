@@ -52,7 +52,8 @@ def test_the_file_says_all_that_is_needed_to_load_it(run, nano, tmp_path):
         metadata = file.metadata()
     assert metadata["format"] == "pt"
     facts = json.loads(metadata["modernize"])
-    assert facts["source"] == {"sha256": digest(nano), "dialect": "nanogpt"}
+    assert (facts["source"]["sha256"], facts["source"]["dialect"]) == (digest(nano), "nanogpt")
+    assert (facts["source"]["facts"]["n_head"], facts["source"]["facts"]["attn_scale"]) == (4, "head")
     assert (facts["init"], facts["version"]) == ("reset", modernize.__version__)
     config = facts["config"]
     assert (config["rope_base"], config["norm_eps"], config["activation"], config["block_size"]) == (
@@ -394,3 +395,20 @@ def test_a_converted_file_with_other_tensors_is_refused(run, nano, tmp_path):
     save_file(tensors, new, metadata)
     result = run("inspect", new)
     assert (result.code, "wte.weight" in result.err) == (3, True)
+
+
+def test_what_was_said_to_convert_need_not_be_said_again(run, tmp_path, data):
+    """Of the file itself: another one is asked about as ever."""
+    of = tiny.spec(activation="gelu_tanh")
+    old, other = (tmp_path / name for name in ("old.pt", "other.pt"))
+    for path, seed in ((old, 0), (other, 1)):
+        torch.save(tiny.as_dialect(tiny.jittered(of, seed), of, tiny.dialect("nanogpt")), path)
+    new, out = tmp_path / "new.safetensors", tmp_path / "out.safetensors"
+    said = ("--n-head", 4, "--activation", "gelu_tanh", "--dialect", "nanogpt")
+    assert run("convert", old, new, "--init", "fold").code == 3
+    assert run("convert", old, new, "--init", "fold", *said).code == 0
+    training = ("--data", data, "--steps", 2, "--batch-size", 2, "-o", out)
+    assert run("finetune", new, "--teacher", old, *training).code == 0
+    assert run("compare", old, out, "--data", data).code == 0
+    assert run("finetune", new, "--teacher", other, *training, "--force").code == 3
+    assert run("compare", other, out, "--data", data).code == 3

@@ -75,7 +75,8 @@ def save_modern(path: Path, vocabulary: dict[str, int] | None = None, **change) 
     """The same as a file that a conversion could have written, in float32."""
     config, state = modern(**change)
     state = {name: tensor.float() for name, tensor in state.items()}
-    metadata = model_metadata(config, sha256="0" * 64, dialect="nanogpt", init="fold", vocabulary=vocabulary or {})
+    source = {"sha256": "0" * 64, "dialect": "nanogpt", "facts": {}, "init": "fold"}
+    metadata = model_metadata(config, vocabulary=vocabulary or {}, **source)
     write_tensors(path, state, metadata)
     return path
 

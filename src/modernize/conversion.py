@@ -154,6 +154,7 @@ def convert(
         made.config,
         sha256=sha256,
         dialect=found.dialect.name,
+        facts=found.facts(facts or Facts()),
         init=init,
         vocabulary=vocabulary,
         calibration=calibration.summary() if calibration else None,

@@ -6,8 +6,8 @@ all of it at once.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from modernize.checkpoint import Checkpoint
@@ -39,6 +39,11 @@ class Facts:
     norm_eps: float | None = None
     norm: Norm | None = None
     qkv_order: str = QKV
+
+    def or_else(self, known: Mapping[str, Any]) -> "Facts":
+        """What the user says, and what is known where he says nothing."""
+        unsaid = {name for name, value in vars(self).items() if value is None or (name, value) == ("qkv_order", QKV)}
+        return replace(self, **{name: value for name, value in known.items() if name in unsaid})
 
 
 @dataclass

@@ -67,9 +67,17 @@ def load(path: str | Path, *, facts: Facts | None = None, weights: Weights = "mo
 
 
 def load_whole(
-    path: str | Path, *, facts: Facts | None = None, weights: Weights = "model", rope: Rope = AS_WRITTEN
+    path: str | Path,
+    *,
+    facts: Facts | None = None,
+    weights: Weights = "model",
+    rope: Rope = AS_WRITTEN,
+    successor: Stored | None = None,
 ) -> Loaded:
-    """The same with its vocabulary, its history and the warnings about it. float16 and bfloat16 stay as they are."""
+    """The same with its vocabulary, its history and the warnings about it. float16 and bfloat16 stay as they are.
+
+    `successor` is a modern model: what it knows of the old one that it was made from need not be said again.
+    """
     checkpoint = open_checkpoint(path, weights=weights)
     stored = stored_in(checkpoint)
     if stored:
@@ -88,6 +96,8 @@ def load_whole(
         raise UsageError(
             f"{path} is an old model, which has no RoPE to change", hint="leave out --rope-base and --rope-scale"
         )
+    if successor and successor.sha256 == checkpoint.sha256():
+        facts = (facts or Facts()).or_else(successor.facts)
     found = recognise(checkpoint, facts)
     state = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.state().items()}
     return Loaded(

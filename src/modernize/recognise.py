@@ -12,6 +12,7 @@ misfit.py     what is said of a file that does not fit
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,12 @@ class Recognised:
     def sources_of(self, target: str) -> tuple[str, ...]:
         """Names in the file that make up one tensor of the canonical State."""
         return next((step.sources for step in reversed(self.steps) if target in step.targets), ())
+
+    def facts(self, said: Facts) -> dict[str, Any]:
+        """What is known of the model now, by the fields of `Facts`."""
+        names = ("n_head", "activation", "attn_scale", "norm_eps")
+        settled = {name: getattr(self.spec, name) for name in names}
+        return {"dialect": self.dialect.name, **settled, "norm": "pre", "qkv_order": said.qkv_order}
 
     def array(self, target: str) -> NDArray[np.float64]:
         """One tensor of the canonical State that the file keeps as it is, without loading torch for safetensors."""

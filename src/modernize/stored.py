@@ -20,6 +20,7 @@ class Stored:
     config: ModernConfig
     sha256: str
     dialect: str
+    facts: Mapping[str, Any]  # of the old model, by the fields of `Facts`
     init: str
     calibration: Mapping[str, Any] | None  # how a retrofit went
     version: str
@@ -41,6 +42,7 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
             config=ModernConfig.from_json(plain["config"]),
             sha256=str(plain["source"]["sha256"]),
             dialect=str(plain["source"]["dialect"]),
+            facts=dict(plain["source"].get("facts", {})),  # which the first files don't have
             init=str(plain["init"]),
             calibration=None if plain["calibration"] is None else dict(plain["calibration"]),
             version=str(plain["version"]),

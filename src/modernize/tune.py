@@ -99,7 +99,7 @@ def tune(
     dtype = next(model.parameters()).dtype
     teacher = None
     if job.teacher:
-        teacher, warnings = _teacher(job.teacher, job.facts, job.weights)
+        teacher, warnings = _teacher(job, job.teacher, stored)
         yield from (Notice(text=text) for text in warnings)
     settings = check_settings(job.settings, model, teacher, world)  # before text is read or written
     if job.data == SELF:
@@ -283,9 +283,9 @@ def _modern(path: Path) -> tuple[ModernGPT, Stored]:
     return loaded.model, loaded.stored
 
 
-def _teacher(path: Path, facts: Facts, weights: Weights) -> tuple[OldGPT, tuple[str, ...]]:
+def _teacher(job: Job, path: Path, stored: Stored) -> tuple[OldGPT, tuple[str, ...]]:
     """The old model, and the warnings about it. Raises UsageError for a modern one."""
-    loaded = load_whole(path, facts=facts, weights=weights)
+    loaded = load_whole(path, facts=job.facts, weights=job.weights, successor=stored)
     if not isinstance(loaded.model, OldGPT):
         raise UsageError(
             f"--teacher {path} is a modern model", hint="the teacher is the old checkpoint that CKPT was made from"
@@ -315,6 +315,7 @@ def _metadata(model: ModernGPT, stored: Stored, finished: Finished, settings: Ma
         model.config,
         sha256=stored.sha256,
         dialect=stored.dialect,
+        facts=stored.facts,
         init=stored.init,
         calibration=stored.calibration,
         vocabulary=stored.vocabulary,

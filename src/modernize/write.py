@@ -76,24 +76,26 @@ def model_metadata(
     dialect: str,
     init: str,
     vocabulary: Mapping[str, int],
+    facts: Mapping[str, Any],
     calibration: Mapping[str, Any] | None = None,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, str]:
     """All that is needed to load a modern file, and where it came from, as safetensors metadata.
 
-    `calibration` tells how a retrofit went, `history` has an entry for each fine-tune since the conversion.
+    `facts` are those of the old model, `calibration` tells how a retrofit went, `history` has an entry for each
+    fine-tune since the conversion.
     """
-    facts = {
+    plain = {
         "schema": SCHEMA,
         "version": __version__,
         "config": config.to_json(),
-        "source": {"sha256": sha256, "dialect": dialect},
+        "source": {"sha256": sha256, "dialect": dialect, "facts": dict(facts)},
         "init": init,
         "calibration": None if calibration is None else dict(calibration),
         "vocabulary": dict(vocabulary),
         "finetunes": list(history),
     }
-    return {"format": "pt", METADATA_KEY: json.dumps(facts, ensure_ascii=True, sort_keys=True)}
+    return {"format": "pt", METADATA_KEY: json.dumps(plain, ensure_ascii=True, sort_keys=True)}
 
 
 def write_tensors(path: Path, state: State, metadata: Mapping[str, str]) -> None:

@@ -2,27 +2,27 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from modernize.choices import DeviceName, Weights
+from modernize.choices import DeviceName
 from modernize.errors import UsageError
 
 if TYPE_CHECKING:
     from modernize.console import Output
-    from modernize.facts import Facts
-    from modernize.loading import Loaded, Rope
+    from modernize.loading import Loaded
 
 
-def load_ready(
-    path: Path, out: "Output", *, facts: "Facts", weights: Weights, device: DeviceName, rope: "Rope | None" = None
-) -> "Loaded":
-    """A model, ready to be measured and to write; half precision is widened, which no CPU is fast in."""
+def load_ready(path: Path, out: "Output", *, device: DeviceName, **how: Any) -> "Loaded":  # noqa: ANN401
+    """A model, ready to be measured and to write; half precision is widened, which no CPU is fast in.
+
+    `how` are arguments of `load_whole`.
+    """
     import torch
 
     from modernize.devices import choose_device
-    from modernize.loading import AS_WRITTEN, load_whole
+    from modernize.loading import load_whole
 
-    loaded = load_whole(path, facts=facts, weights=weights, rope=rope or AS_WRITTEN)
+    loaded = load_whole(path, **how)
     out.warnings(loaded.warnings)
     if next(loaded.model.parameters()).dtype in (torch.float16, torch.bfloat16):
         loaded.model.float()

@@ -84,8 +84,8 @@ def compare(
     if plot:
         check_output(plot, inputs=reading.files(old, new), force=force)
         check_plot(plot)
-    before = load_ready(old, out, facts=facts, weights=weights, device=device)
     after = load_ready(new, out, facts=facts, weights=weights, device=device, rope=rope)
+    before = load_ready(old, out, facts=facts, weights=weights, device=device, successor=after.stored)
     check_comparable(before.model, after.model)
     corpus = reading.corpus(before)
     with out.progress("compare") as advance:
