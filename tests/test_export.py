@@ -17,7 +17,7 @@ import torch
 import modernize
 from modernize.choices import ModernActivation
 from modernize.errors import BadData, OutputRefused, UsageError
-from modernize.loading import load
+from modernize.loading import Rope, load
 from modernize.rewrite.silu import with_silu
 from modernize.runtimes import folder as folders
 from modernize.runtimes.layout import to_halves
@@ -74,6 +74,19 @@ def test_an_arcee_gives_the_same_logits(tmp_path, change):
     assert report.difference is None
     assert report.checked == transformers.__version__
     same_logits(load(new), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("base", "scale"), [(500.0, None), (None, 2.0), (300.0, 1.5)])
+def test_another_rope_for_this_once_is_exported_too(run, tmp_path, base, scale):
+    """Also past the trained context, where it is wanted."""
+    new = tiny.save_modern(tmp_path / "new.safetensors", **NO_BIASES)
+    rope = [str(part) for name, x in (("base", base), ("scale", scale)) if x for part in (f"--rope-{name}", x)]
+    assert run("export", new, tmp_path / "out", "--to", "arcee", *rope).code == 0
+    model = load(new, rope=Rope(base=base, scale=scale))
+    assert not torch.allclose(model(torch.arange(16)[None]), load(new)(torch.arange(16)[None]), atol=1e-3)
+    ids = torch.randint(0, 61, (2, 40), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tmp_path / "out")(ids).logits, model(ids), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("activation", MODERN_ACTIVATIONS)

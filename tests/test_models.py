@@ -44,6 +44,27 @@ def test_a_narrow_teacher_predicts_what_autocast_predicts(precision):
     assert model.as_teacher(torch.device("cpu"), torch.float32) is model
 
 
+def test_position_interpolation_halves_every_distance():
+    cos, sin = build_rope_cache(9, 8, 100.0)
+    for table, wide in zip((cos, sin), build_rope_cache(17, 8, 100.0, scale=2.0), strict=True):
+        torch.testing.assert_close(wide[::2], table, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--rope-base", "1"), ("--rope-scale", "0"), ("--rope-scale", "nan")])
+def test_a_rope_that_cannot_be(run, nano, new, data, option, value):
+    found = run("eval", new, "--data", data, option, value)
+    assert (found.code, option in found.err) == (2, True)
+    found = run("eval", nano, "--data", data, option, "2")
+    assert (found.code, "no RoPE" in found.err) == (2, True)
+
+
+def test_rope_is_changed_for_this_once(run, new, data):
+    before = new.read_bytes()
+    losses = [run("eval", new, "--data", data, "--json", *more).json["loss"] for more in ((), ("--rope-scale", "4"))]
+    assert losses[0] != losses[1]
+    assert new.read_bytes() == before
+
+
 def test_old_model_has_no_positions_past_its_table():
     spec = tiny.spec()
     model = OldGPT.from_state(spec, tiny.jittered(spec))

@@ -131,7 +131,7 @@ def export_folder(
     folder: Annotated[Path, file_argument("DIR", "The folder to write.")],
     *,
     to: Annotated[
-        Runtime, typer.Option("--to", help="arcee: exact, for transformers and vLLM. llama: SiLU, for all that runs.")
+        Runtime, typer.Option("--to", help="arcee: exact, for transformers. llama: SiLU, for all that runs.")
     ],
     dtype: Annotated[DTypeName, typer.Option("--dtype", help="Of the tensors that are written.")] = "keep",
     calibrate: Annotated[
