@@ -22,7 +22,8 @@ tables.
 A `.pt`, `.pth`, `.bin`, `.ckpt` or `.pkl` file that torch wrote, as a zip or in its older format; a `.safetensors` file;
 or a Hugging Face folder with `config.json` and its weights, whole or in shards with an index. What a file is, its content
 says, not its name. Of a folder with several, the first of `model.safetensors`, its index, `pytorch_model.bin`, its index is
-read; of one of these files that is given itself, the `config.json` beside it is read too. No code of a file is ever run.
+read; of one of these files that is given itself, the `config.json` beside it is read too. No code of a file is ever run: one that
+holds more than tensors and plain values is refused, with the class that stood in the way and how to save again.
 
 In a torch file the weights are looked for under {model}, also one in another, or as the file itself; with
 `--weights ema` under {ema}, or under names that say so. What stands in front of all names (`model.`, `net.`, `gpt.`, …) is
@@ -41,7 +42,8 @@ What names and shapes can't tell is read from {settings} in the file, under any 
 
 Capitals don't matter, and a group may lie in another, be JSON, or be the metadata of a safetensors file. Activations:
 {activations}. What nothing says is assumed where the table below says what its programs do, with a warning where they
-differ, and is asked for elsewhere. `modernize inspect FILE --data DATA` tries what is open, and names what fits; two GELUs
+differ, and is asked for elsewhere: `--n-head`, `--activation`, `--attn-scale`, `--norm`, `--norm-eps`, `--qkv-order`,
+`--dialect`, `--weights`. `modernize inspect FILE --data DATA` tries what is open, and names what fits; two GELUs
 predict so nearly alike that DATA doesn't settle which it was.
 
 Settings that change what is computed are refused where they say anything else than this; a dialect's own come first:
@@ -51,6 +53,10 @@ Settings that change what is computed are refused where they say anything else t
 {demands}
 
 ## Dialects
+
+| dialect | what |
+| --- | --- |
+{dialects}
 
 A file is of a dialect when every one of its tensors is claimed by a row and every row that isn't optional claims one. In
 names, `{{i}}` is the layer, `{{j}}` the head, `{{p}}` `weight` or `bias`, `[…]` may be absent, and `{{a|b}}` is one of these;
@@ -123,6 +129,7 @@ def page() -> str:
         ema=words(WRAPPERS["ema"]),
         markers=words(tuple(f"{marker}." for marker in sorted(MARKERS))),
         settings=words(SETTINGS),
+        dialects="\n".join(f"| [`{d.name}`](#{d.name}) | {d.title} |" for d in DIALECTS),
         facts="\n".join(f"| {fact} | {words(names)} |" for fact, names in ALIASES.items()),
         demands="\n".join(f"| {words(d.names)} | {d.only.replace('{', '').replace('}', '')} |" for d in DEMANDS),
         activations=", ".join(f"`{name}` is {activation}" for name, activation in ACTIVATION_NAMES.items()),
