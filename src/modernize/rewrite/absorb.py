@@ -55,7 +55,7 @@ def without_head_bias(state: State, config: ModernConfig, states: Tensor) -> tup
 
     states (n, d) are what the head reads on some text.
     """
-    new, direction = dict(state), direction_of_one(moment(states), states.double().mean(0))
+    new, direction = dict(state), direction_of_one(moment(states), states.mean(0, dtype=torch.float64))
     weight, bias = new.get("head.weight", new["wte.weight"]), new.pop("head.bias")
     new["head.weight"] = absorb(weight, bias, direction.to(weight.dtype))
     without = replace(config, tied=False, biases=tuple(part for part in config.biases if part != "head"))

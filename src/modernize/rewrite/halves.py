@@ -69,6 +69,7 @@ def retrofit_attention(old: State, streams: Streams, work: Work) -> tuple[State,
     new |= written
     if effort.block_steps:
         new = _fit(new, streams.new, z, after, work)
+        mixed = blocks.mixture(new, z, spec.n_head, work.tables)
     report = BlockReport(
         positions=start.explained,
         pairs=start.pairs,
@@ -77,7 +78,7 @@ def retrofit_attention(old: State, streams: Streams, work: Work) -> tuple[State,
         absorbed={part: absorption.share for part in "qk" if f"{part}.bias" not in queries} | absorbed,
         missing=1.0,
     )
-    return new, Streams(old=after, new=local.attention_out(new, streams.new, z, work)), report
+    return new, Streams(old=after, new=streams.new + blocks.linear(new, "o", mixed)), report
 
 
 def retrofit_mlp(
@@ -97,13 +98,14 @@ def retrofit_mlp(
         target = after + more
         own["down.bias"] = own.get("down.bias", torch.zeros_like(shift)) + more
     up, absorbed = Absorption.of(z, work).into({n: t for n, t in own.items() if n.startswith("up")}, ("up",))
-    written, more_absorbed = _writer(
-        own, "down", blocks.hidden(up, z, spec), Streams(old=target, new=streams.new), work
-    )
+    hidden = blocks.hidden(up, z, spec)
+    written, more_absorbed = _writer(own, "down", hidden, Streams(old=target, new=streams.new), work)
     new = up | written
     if work.effort.block_steps:
         new = _fit(new, streams.new, z, target, work)
-    return new, Streams(old=after, new=local.mlp_out(new, streams.new, z, spec)), absorbed | more_absorbed
+        hidden = blocks.hidden(new, z, spec)
+    out = streams.new + blocks.linear(new, "down", hidden)
+    return new, Streams(old=after, new=out), absorbed | more_absorbed
 
 
 def missing_share(streams: Streams, work: Work) -> float:
@@ -135,7 +137,7 @@ class Absorption:
         """For inputs z (N, T, in)."""
         rows = work.known_rows(z)
         within = moment(rows)
-        direction = direction_of_one(within, rows.double().mean(0))
+        direction = direction_of_one(within, rows.mean(0, dtype=torch.float64))
         return cls(
             moment=within, direction=direction, share=share_absorbed(work.held_rows(z), direction), kept=work.kept
         )

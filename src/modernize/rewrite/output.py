@@ -135,7 +135,7 @@ def _refit_head(head: Head, old_head: Head, streams: Streams, work: Work) -> Ten
     cross = (wanted - wanted.mean(0)) @ across - (weight - weight.mean(0)) @ within
     if old_head.bias is not None:
         bias = old_head.bias.double() - (head.bias.double() if head.bias is not None else 0)
-        cross = cross + torch.outer(bias - bias.mean(), z.double().mean(0))
+        cross = cross + torch.outer(bias - bias.mean(), z.mean(0, dtype=torch.float64))
     return refit(weight, within, cross, HEAD_RIDGE).to(head.weight.dtype)
 
 

@@ -64,13 +64,16 @@ class Work:
 
     def known_rows(self, x: Tensor) -> Tensor:
         """The places of the fitted sequences that count, (N, T, d) -> (n, d)."""
-        rows: Tensor = x[: self.text.fitted][self.text.known[: self.text.fitted]]
-        return rows
+        return _rows(x[: self.text.fitted], self.text.known[: self.text.fitted])
 
     def held_rows(self, x: Tensor) -> Tensor:
         """The places of the held-out sequences that count, (N, T, d) -> (n, d)."""
-        rows: Tensor = x[self.text.fitted :][self.text.known[self.text.fitted :]]
-        return rows
+        return _rows(x[self.text.fitted :], self.text.known[self.text.fitted :])
+
+
+def _rows(x: Tensor, known: Tensor) -> Tensor:
+    """Where all places count, they are not copied."""
+    return x.flatten(0, 1) if known.all() else x[known]
 
 
 def tables_of(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tables, Tables]:
