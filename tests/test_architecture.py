@@ -25,7 +25,7 @@ ORDER = (
     ("text",),
     ("data", "devices"),
     ("feed", "measure", "memory", "optim", "parallel", "recipe"),
-    ("matching", "trial"),
+    ("matching", "surroundings", "trial"),
     ("objective", "inspection"),
     ("run", "sample"),
     ("train",),

@@ -10,14 +10,17 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
+import tokenizers
 import torch
 
 import modernize
 from modernize.choices import ModernActivation
 from modernize.errors import BadData, OutputRefused, UsageError
 from modernize.loading import Rope, load
+from modernize.measure import evaluate
 from modernize.rewrite.silu import with_silu
 from modernize.runtimes import folder as folders
 from modernize.runtimes.layout import to_halves
@@ -312,6 +315,106 @@ def test_what_is_there_is_not_lost(run, tmp_path):
     assert run("export", new, new, "--to", "arcee", "--force").code == 4
     assert run("export", new, tmp_path / "no" / "where", "--to", "arcee").code == 4
     assert names_in(tmp_path) == ["new.safetensors", "out"]
+
+
+def test_what_came_there_meanwhile_is_not_lost(tmp_path, monkeypatch):
+    new = tiny.save_modern(tmp_path / "new.safetensors", **NO_BIASES)
+    write = modernize.exporting.write_weights
+
+    def slowly(folder, tensors):
+        write(folder, tensors)
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.tex").write_text("years of work")
+
+    monkeypatch.setattr(modernize.exporting, "write_weights", slowly)
+    with pytest.raises(OutputRefused, match="not empty"):
+        modernize.export(new, tmp_path / "out", to="arcee")
+    assert names_in(tmp_path / "out") == ["thesis.tex"]
+    assert names_in(tmp_path) == ["new.safetensors", "out"]
+
+
+def test_another_model_in_the_same_names_is_no_export(run, tmp_path):
+    new, out = tiny.save_modern(tmp_path / "new.safetensors", **NO_BIASES), tmp_path / "gpt2"
+    out.mkdir()
+    (out / "config.json").write_text('{"model_type": "gpt2"}')
+    found = run("export", new, out, "--to", "arcee", "--force")
+    assert (found.code, "config.json" in found.err) == (4, True)
+    assert names_in(out) == ["config.json"]
+
+
+def test_a_folder_that_holds_the_tokenizer_is_an_input(run, tmp_path):
+    new, report = exported(tmp_path, "arcee", vocabulary=STOI, **NO_BIASES)
+    assert "tokenizer.json" in report.files
+    found = run("export", new, tmp_path / "out", "--to", "arcee", "--force", "--tokenizer", tmp_path / "out")
+    assert (found.code, "holds the input" in found.err) == (4, True)
+
+
+def test_the_mode_of_the_folder_stays(tmp_path):
+    new, out = tiny.save_modern(tmp_path / "new.safetensors", **NO_BIASES), tmp_path / "out"
+    out.mkdir(mode=0o700)
+    modernize.export(new, out, to="arcee")
+    assert out.stat().st_mode & 0o777 == 0o700
+
+
+def test_rows_are_measured_without_their_padding(tmp_path):
+    new = tiny.save_modern(tmp_path / "new.safetensors", biases=("head",))
+    rows = np.full((40, 17), -1)
+    for i, row in enumerate(rows):
+        row[: 3 + i % 14] = np.arange(3 + i % 14) + i % 40
+    np.save(tmp_path / "rows.npy", rows)
+    report = modernize.export(new, tmp_path / "out", to="arcee", calibrate=tmp_path / "rows.npy")
+    wanted = evaluate(load(new), tmp_path / "rows.npy")
+    assert report.difference.tokens == wanted.tokens
+    assert report.difference.loss_before == pytest.approx(wanted.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["characters", "words", "vocab.json and merges.txt"])
+def test_every_tokenizer_goes_through_a_whole_export(tmp_path, name):
+    ours = tokenizer_of(name, tmp_path)
+    if name == "vocab.json and merges.txt":
+        _, report = exported(tmp_path, "arcee", tokenizer=str(tmp_path / "bpe"), vocab_size=400, **NO_BIASES)
+    else:
+        _, report = exported(tmp_path, "arcee", vocabulary=ours.stoi, vocab_size=ours.size, **NO_BIASES)
+    assert "tokenizer.json" in report.files
+
+
+def test_what_a_file_puts_around_a_text_stays_out(tmp_path):
+    """Begin and end, cutting and filling: the model was trained on the text alone."""
+    inner = tokenizers.Tokenizer.from_str(files_for(BytesTokenizer(), context=16).files["tokenizer.json"])
+    inner.add_special_tokens(["<s>"])
+    inner.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 256)])
+    inner.enable_truncation(4)
+    inner.enable_padding(length=9)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    ours = find_tokenizer(str(tmp_path / "tokenizer.json"), vocabulary={}, beside=tmp_path, vocab_size=300)
+    assert ours.encode("Hello World").tolist() == list(b"Hello World")
+    made = tokenizers.Tokenizer.from_str(files_for(ours, context=16).files["tokenizer.json"])
+    assert made.encode("Hello World").ids == list(b"Hello World")
+
+
+@pytest.mark.parametrize("vocabulary", [STOI | {"": 60}, STOI | {"??": 60}])
+def test_no_token_stands_for_what_is_unknown(tmp_path, vocabulary):
+    made = files_for(VocabularyTokenizer(vocabulary, "odd"), context=16)
+    written = tokenizers.Tokenizer.from_str(made.files["tokenizer.json"])
+    with pytest.raises(Exception, match="vocabulary"):
+        written.encode("Hello 日")
+
+
+def test_a_token_that_is_no_text_is_refused():
+    with pytest.raises(BadData, match="cannot hold"):
+        files_for(VocabularyTokenizer({"\ud800": 0}, "odd"), context=4)
+
+
+def test_a_name_that_is_no_text_is_refused(run, tmp_path):
+    new = tiny.save_modern(tmp_path / "new.safetensors")
+    found = run("export", new, tmp_path / "o\udcff", "--to", "arcee")
+    assert (found.code, "UTF-8" in found.err) == (4, True)
+
+
+def test_an_old_transformers_is_no_judge(tmp_path, monkeypatch):
+    new = tiny.save_modern(tmp_path / "new.safetensors", **NO_BIASES)
+    monkeypatch.setattr(modernize.runtimes.back, "OLDEST", (99, 0))
+    assert modernize.export(new, tmp_path / "out", to="arcee").checked == ""
 
 
 def test_an_export_that_computes_something_else_gets_no_name(tmp_path, monkeypatch):

@@ -351,10 +351,31 @@ def test_windows_are_as_long_as_data_has_them(new, data, tmp_path):
 def test_what_was_trained_on_longer_windows_says_so(new, data):
     model = load(new)
     assert model.config.trained_context == 16
-    list(finetune(model, data, **QUICK))
+    list(finetune(model, data, **QUICK, lr=10.0, eval_every=12))  # which makes it worse, so nothing is kept
+    list(finetune(model, data, **QUICK, target_context=16))
+    assert model.config.trained_context == 16
+    list(finetune(model, data, **QUICK, eval_every=1))
     assert (model.config.trained_context, model.config.block_size) == (32, 16)
     list(finetune(model, data, **QUICK, target_context=16))
     assert model.config.trained_context == 32
+
+
+def test_rows_are_as_long_as_they_are(new, tmp_path):
+    np.save(tmp_path / "rows.npy", np.arange(600).reshape(40, 15) % 61)
+    model = load(new)
+    list(finetune(model, tmp_path / "rows.npy", **QUICK, block_size=64, eval_every=1))
+    assert model.config.trained_context == 16
+    with pytest.raises(BadData, match="no window of 32") as error:
+        finetune(model, tmp_path / "rows.npy", target_context=32)
+    assert "rows are no longer" in error.value.hint
+
+
+def test_what_is_refused_leaves_the_activation(new, tmp_path):
+    np.save(tmp_path / "short.npy", np.arange(40) % 61)
+    model = load(new)
+    with pytest.raises(BadData):
+        finetune(model, tmp_path / "short.npy", activation="silu")
+    assert model.config.activation == "gelu"
 
 
 def test_silu_is_put_in_the_place_of_gelu_and_trained(run, new, nano, data, tmp_path):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from modernize.checkpoint import open_checkpoint
 from modernize.choices import DataDType, DTypeName, Runtime
-from modernize.data import SELF, Corpus, load_corpus_for
+from modernize.data import SELF, Corpus, data_files, load_corpus_for
 from modernize.errors import MissingTokenizer, UsageError, check_choice
 from modernize.loading import AS_WRITTEN, Loaded, Rope, load_whole
 from modernize.measure import compare
@@ -25,6 +26,7 @@ from modernize.runtimes.folder import (
     CARD,
     CONFIG,
     GENERATION,
+    MARK,
     check_folder,
     whole_folder,
     write_json,
@@ -34,8 +36,8 @@ from modernize.runtimes.folder import (
 from modernize.runtimes.tokens import TokenizerFiles, check_tokenizer, files_for
 from modernize.sample import self_corpus
 from modernize.spec import ModernConfig, State
-from modernize.stored import Stored
-from modernize.tokenizer import Tokenizer, find_tokenizer
+from modernize.stored import stored_in
+from modernize.tokenizer import Tokenizer, find_tokenizer, tokenizer_files
 from modernize.write import cast
 
 MEASURED = 4096  # tokens on which two forms of a model are compared
@@ -119,31 +121,46 @@ def export(
         ("data-dtype", data_dtype, DataDType),
     ):
         check_choice(option, word, words)
-    check_folder(folder, source=new, force=force)
+    inputs = [new, *tokenizer_files(new), *(tokenizer_files(Path(tokenizer)) if tokenizer else ())]
+    inputs += data_files(calibrate) if isinstance(calibrate, str | Path) else ()
+
+    def check() -> None:
+        check_folder(folder, inputs=inputs, force=force)
+
+    check()
+    if stored_in(open_checkpoint(new)) is None:
+        raise UsageError(
+            f"{new} is an old model, and only a converted one is exported",
+            hint=f"convert it first: modernize convert {new} NEW.safetensors",
+        )
     loaded = load_whole(new, rope=rope)
-    model, stored = _modern(loaded)
+    model, stored = loaded.model, loaded.stored
+    assert isinstance(model, ModernGPT)
+    assert stored is not None
     _check_activation(model.config, to, new)
     chosen, warnings = _tokenizer(loaded, tokenizer)
     wanted = next(model.parameters()).dtype if dtype == "keep" else getattr(torch, dtype)
-    form = _Form(state={name: t.double() for name, t in model.to_state().items()}, config=model.config)
-    model.float().requires_grad_(False)
+    form = _Form(state=model.to_state(), config=model.config)
+    model.requires_grad_(False)
     text: Corpus | None = None
     if _is_changed(model.config, to):
         text = _text(loaded, calibrate, tokenizer=tokenizer, data_dtype=data_dtype, seed=seed, progress=progress)
-        form = _changed(form, model, to, text)
+        form = _changed(form, model.float(), to, text)
+    elif calibrate != SELF:
+        warnings.append("nothing is measured on --calibrate, since the export computes what the model does")
     state = cast(form.state, wanted, origin=lambda name: f"{new}: {name}")
     after = ModernGPT.from_state(form.config, {name: tensor.float() for name, tensor in state.items()})
     difference = _difference(model, after, text, progress) if text else None
     layout = RUNTIMES[to](state, form.config)
     tokens = files_for(chosen, context=form.config.trained_context) if chosen else None
     notes = [*form.notes, *([f"measured {difference}"] if difference else [])]
-    settings = layout.config | _ends(tokens) | _dtypes(wanted) | {"modernize": facts_of(stored)}
-    with whole_folder(folder) as aside:
+    settings = layout.config | _ends(tokens) | _dtypes(wanted) | {MARK: facts_of(stored)}
+    with whole_folder(folder, check) as aside:
         _fill(aside, layout, settings, tokens)
         write_text(aside / CARD, model_card(layout, form.config, stored, notes, tokenizer=tokens is not None))
         check_files(aside, settings, layout.tensors)
-        if chosen:
-            check_tokenizer(aside, chosen)
+        if chosen and tokens:
+            check_tokenizer(aside, chosen, end=tokens.end)
         checked = check_logits(aside, after)
         files = tuple(sorted(entry.name for entry in aside.iterdir()))
     return Exported(
@@ -156,16 +173,6 @@ def export(
         checked=checked,
         warnings=(*loaded.warnings, *warnings, *form.notes),
     )
-
-
-def _modern(loaded: Loaded) -> tuple[ModernGPT, Stored]:
-    """The model and its history. Raises UsageError for an old one."""
-    if loaded.stored is None or not isinstance(loaded.model, ModernGPT):
-        raise UsageError(
-            f"{loaded.path} is an old model, and only a converted one is exported",
-            hint=f"convert it first: modernize convert {loaded.path} NEW.safetensors",
-        )
-    return loaded.model, loaded.stored
 
 
 def _check_activation(config: ModernConfig, to: Runtime, path: Path) -> None:
@@ -192,7 +199,7 @@ def _tokenizer(loaded: Loaded, option: str | None) -> tuple[Tokenizer | None, li
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """A State in float64 and its configuration, and what was changed that is not exact."""
+    """A State and its configuration, and what was changed that is not exact."""
 
     state: State
     config: ModernConfig
@@ -205,10 +212,12 @@ def _is_changed(config: ModernConfig, to: Runtime) -> bool:
 
 def _changed(form: _Form, model: ModernGPT, to: Runtime, text: Corpus) -> _Form:
     """Without a head bias, which no class has a place for; for a Llama with SiLU."""
+    form = replace(form, state={name: tensor.double() for name, tensor in form.state.items()})
     if "head" in form.config.biases:
-        ids = torch.from_numpy(text.val[:, :-1]).long()
+        ids = torch.from_numpy(text.val).long()
+        parts = zip(torch.split(ids[:, :-1].clamp(min=0), 1), torch.split(ids[:, 1:] >= 0, 1), strict=True)
         with torch.inference_mode():
-            states = torch.cat([model.states(part).flatten(0, 1) for part in torch.split(ids, 1)])
+            states = torch.cat([model.states(part)[known] for part, known in parts])  # (n, d)
         state, config, share = without_head_bias(form.state, form.config, states)
         note = f"the head's bias went into its matrix, which takes up {100 * share:.1f} % of it"
         form = _Form(state=state, config=config, notes=(*form.notes, note))
@@ -245,8 +254,12 @@ def _text(
             progress=progress,
         )
     windows = calibrate.windows("val", context, vocab_size=model.vocab_size)
-    inputs, targets = windows.take(np.arange(min(len(windows), max(1, MEASURED // context))))
-    rows = np.concatenate([inputs, targets[:, -1:]], axis=1)
+    if windows.ids.ndim == 2:
+        count = max(1, MEASURED // windows.ids.shape[1])
+        rows = np.array(windows.ids[:count], dtype=np.int64)  # with their padding
+    else:
+        inputs, targets = windows.take(np.arange(min(len(windows), max(1, MEASURED // context))))
+        rows = np.concatenate([inputs, targets[:, -1:]], axis=1)
     return Corpus(name=calibrate.name, train=rows[:0], val=rows)
 
 

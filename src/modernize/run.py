@@ -4,9 +4,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,40 +33,26 @@ from modernize.model import ModernGPT
 from modernize.objective import Objective
 from modernize.old import OldGPT
 from modernize.optim import build_optimizers, pack_optimizers, schedule, unpack_optimizers
-from modernize.parallel import World, fill, is_cut, like, norm_of, spread, together, whole
-from modernize.progress import Stages, unseen
+from modernize.parallel import fill, is_cut, like, norm_of, spread, together, whole
 from modernize.recipe import choose_recipe
 from modernize.spec import State
+from modernize.surroundings import Surroundings
 
 LOOKS, MOST_LOOKS = 8, 256  # places for each number of the old width, in at most so many batches
 MOST_SKIPPED = 30  # in a row; a scale that was only too large is found in fewer
-_COUNTED = ("done", "tokens", "seconds", "skipped", "lr", "before", "old", "after", "best")  # of a run, as it is saved
-
-
-class Keeper(Protocol):
-    """Where a run is saved, so that it can go on: see `resume.RunFile`."""
-
-    def save(self, tensors: State, facts: Mapping[str, Any]) -> str:
-        """Write it; gives where."""
-
-    def load(self) -> tuple[State, dict[str, Any]] | None:
-        """What was saved last."""
-
-
-def never() -> bool:
-    """Nobody asks to stop."""
-    return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a run lives in: where it is saved, whether it goes on from there, who stops it, and who trains along."""
-
-    keeper: Keeper | None = None
-    resume: bool = False
-    stop: Callable[[], bool] = never
-    world: World = field(default_factory=World)
-    progress: Stages = unseen
+_COUNTED = (
+    "done",
+    "tokens",
+    "seconds",
+    "skipped",
+    "lr",
+    "before",
+    "old",
+    "after",
+    "best",
+    "reached",
+    "best_reached",
+)  # of a run, as it is saved
 
 
 class Run:
@@ -98,6 +84,7 @@ class Run:
         self.before = self.after = self.best = math.inf
         self.old: float | None = None
         self.best_state: State = {}
+        self.reached = self.best_reached = 0  # tokens of the longest window so far, and when the loss was best
 
     def events(self) -> Iterator[Event]:
         """The run, event by event."""
@@ -107,8 +94,6 @@ class Run:
                 yield from self._begin()
                 stack.callback(self._give_best)
                 stopped = yield from self._train()
-                longest = max(self.model.config.trained_context, self.feed.longest if self.done else 0)
-                self.model.config = replace(self.model.config, trained_context=longest)
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise too_large(self.settings, self.device, self.around.world.size) from error
@@ -224,8 +209,8 @@ class Run:
         self._update(mean)
         if self.objective.matching:
             self.objective.matching.renew(world)
-        self.done += 1
-        self.tokens += predicted
+        self.done, self.tokens = self.done + 1, self.tokens + predicted
+        self.reached = max(self.reached, batches[0][0].shape[1])
         self.seconds += time.perf_counter() - began
         return Stepped(
             step=self.done,
@@ -280,11 +265,13 @@ class Run:
         """Remember the weights where the loss is the lowest so far; those before the first step whatever it is."""
         if self.best_state and not loss < self.best:
             return False
-        self.best = loss if math.isfinite(loss) else math.inf
+        self.best, self.best_reached = loss if math.isfinite(loss) else math.inf, self.reached
         self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
         return True
 
     def _give_best(self) -> None:
+        config = self.model.config
+        self.model.config = replace(config, trained_context=max(config.trained_context, self.best_reached))
         with torch.no_grad():
             for name, tensor in self.model.to_state().items():
                 tensor.copy_(self.best_state[name])

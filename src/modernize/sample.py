@@ -141,7 +141,7 @@ def self_corpus(model: Model, *, context: int, tokens: int, seed: int, progress:
             parts.append(torch.stack(steps, 1))
     except FloatingPointError as error:
         raise BadTensors(
-            "the old model's predictions are not finite numbers in float32, so it can write nothing",
+            "the model's predictions are not finite numbers in float32, so it can write nothing",
             hint="check it with modernize eval, and give other data",
         ) from error
     rows = torch.cat(parts).numpy()  # (N, T + 1)

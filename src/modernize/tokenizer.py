@@ -228,11 +228,14 @@ def _read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
             inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
             inner.decoder = tokenizers.decoders.ByteLevel()
             return inner
-        return tokenizers.Tokenizer.from_file(str(path))
+        inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception for whatever is wrong with a file
         raise BadData(
             f"--tokenizer {path} cannot be read: {error}", hint="check that it is a tokenizer file"
         ) from error
+    inner.no_truncation()  # which files from transformers often ask for, as well as for padding
+    inner.no_padding()
+    return inner
 
 
 class _PlainUnpickler(pickle.Unpickler):

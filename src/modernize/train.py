@@ -19,7 +19,8 @@ from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.parallel import World
 from modernize.rewrite.silu import put_silu
-from modernize.run import Run, Surroundings
+from modernize.run import Run
+from modernize.surroundings import Surroundings
 from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
@@ -66,10 +67,8 @@ def finetune(
             hint="give a folder with train.bin and val.bin, or a longer text",
         )
     chosen = _within(chosen, corpus, model)
-    if chosen.activation == "silu":
-        put_silu(model)
     try:
-        return Run(model, corpus, teacher, chosen, around).events()
+        run = Run(model, corpus, teacher, chosen, around)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise UsageError(
@@ -77,6 +76,9 @@ def finetune(
                 hint="use --shard on more devices, or --device cpu",
             ) from error
         raise
+    if chosen.activation == "silu":  # when nothing is left to be refused
+        put_silu(model)
+    return run.events()
 
 
 def _within(settings: Settings, corpus: Corpus, model: ModernGPT) -> Settings:
@@ -84,9 +86,12 @@ def _within(settings: Settings, corpus: Corpus, model: ModernGPT) -> Settings:
     asked = settings.target_context
     reach = longest_window(corpus, asked or TARGET * model.block_size)
     if reach < asked:
+        rows = corpus.train.ndim == 2
         raise BadData(
             f"{corpus.name} has no window of {asked} tokens to train on",
-            hint="give a longer text, or a smaller --target-context",
+            hint="leave --target-context out: rows are no longer than they are"
+            if rows
+            else "give a longer text, or a smaller --target-context",
         )
     return replace(settings, target_context=max(reach, settings.block_size))
 

@@ -25,9 +25,9 @@ from modernize.parallel import World, whole
 from modernize.plot import check_plot, plot_losses
 from modernize.progress import Stages, unseen
 from modernize.resume import RunFile, outputs_of
-from modernize.run import Surroundings, never
 from modernize.sample import self_corpus
-from modernize.stored import Stored
+from modernize.stored import Stored, stored_in
+from modernize.surroundings import Surroundings, never
 from modernize.tokenizer import tokenizer_files
 from modernize.train import check_settings, finetune
 from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
@@ -274,12 +274,14 @@ def _same(a: Path, b: Path) -> bool:
 
 def _modern(path: Path) -> tuple[ModernGPT, Stored]:
     """A model that modernize wrote. Raises UsageError for any other."""
-    loaded = load_whole(path)
-    if loaded.stored is None or not isinstance(loaded.model, ModernGPT):
+    if stored_in(open_checkpoint(path)) is None:
         raise UsageError(
             f"{path} is an old model, and only a converted one is fine-tuned",
             hint=f"convert it first: modernize convert {path} NEW.safetensors",
         )
+    loaded = load_whole(path)
+    assert isinstance(loaded.model, ModernGPT)
+    assert loaded.stored is not None
     return loaded.model, loaded.stored
 
 

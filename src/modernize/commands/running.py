@@ -84,7 +84,7 @@ def compare(
     if plot:
         check_output(plot, inputs=reading.files(old, new), force=force)
         check_plot(plot)
-    after = load_ready(new, out, facts=facts, weights=weights, device=device, rope=rope)
+    after = load_ready(new, out, device=device, rope=rope)
     before = load_ready(old, out, facts=facts, weights=weights, device=device, successor=after.stored)
     check_comparable(before.model, after.model)
     corpus = reading.corpus(before)

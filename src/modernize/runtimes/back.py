@@ -1,8 +1,8 @@
 """Load an export back: every bit of every tensor, and, where `transformers` is installed, what the model computes."""
 
 import contextlib
-import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from modernize.runtimes.folder import CONFIG, weight_files
 from modernize.spec import State
 
 CLOSE = 1e-4  # of logits, or of the largest of them where that is more than one
+OLDEST = (4, 54)  # version of transformers that has an Arcee
 LOOKED_AT = (2, 64)  # sequences of so many tokens
 
 
@@ -35,14 +36,17 @@ def check_files(folder: Path, config: Mapping[str, Any], tensors: State) -> None
 
 
 def check_logits(folder: Path, model: ModernGPT) -> str:
-    """The version of `transformers` that loaded the folder and gave the model's logits; empty where there is none.
+    """The version of `transformers` that loaded the folder and gave the model's logits; empty where there is none, or
+    one from before OLDEST.
 
     Raises OutputRefused where they differ, or where it cannot load the folder.
     """
-    if importlib.util.find_spec("transformers") is None:
+    try:
+        import transformers
+    except ImportError:
         return ""
-    import transformers
-
+    if tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2]) < OLDEST:
+        return ""
     random = torch.Generator().manual_seed(0)
     batch, length = LOOKED_AT
     ids = torch.randint(0, model.vocab_size, (batch, min(length, model.block_size)), generator=random)

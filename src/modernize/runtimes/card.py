@@ -1,5 +1,6 @@
 """The model card of an export: what it is, where it comes from, how it went, how to load it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,10 +73,12 @@ def _loss(value: Any) -> str:  # noqa: ANN401  (what metadata holds)
 
 def facts_of(stored: Stored) -> Mapping[str, Any]:
     """What `config.json` keeps of the same, for programs."""
-    return {
+    plain = {
         "version": __version__,
         "source": {"sha256": stored.sha256, "dialect": stored.dialect},
         "init": stored.init,
         "calibration": None if stored.calibration is None else dict(stored.calibration),
         "finetunes": [{name: run.get(name) for name in ("steps", "tokens", "loss")} for run in stored.history],
     }
+    told: dict[str, Any] = json.loads(json.dumps(plain), parse_constant=lambda _: None)  # JSON has no NaN
+    return told

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ SHARD_BYTES = 5 * 10**9
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
+MARK = "modernize"  # in the configuration, what made it
 # what an export writes, and all that --force may replace
 OWN = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|README\.md"
@@ -28,23 +29,28 @@ OWN = re.compile(
 )
 
 
-def check_folder(path: Path, *, source: Path, force: bool) -> None:
-    """Refuse a folder before any work is done: one that holds the input, or anything that no export wrote.
+def check_folder(path: Path, *, inputs: Sequence[Path], force: bool) -> None:
+    """Refuse a folder before any work is done: one that holds an input, or anything that no export wrote.
 
     One that an export wrote is replaced where `force` says so, an empty one is filled. Raises OutputRefused.
     """
     try:
-        _check_folder(path, source, force)
+        _check_folder(path, inputs, force)
     except OSError as error:
         raise OutputRefused(
             f"the folder {path} cannot be looked at: {error.strerror}", hint="check its name and its permissions"
         ) from error
 
 
-def _check_folder(path: Path, source: Path, force: bool) -> None:
+def _check_folder(path: Path, inputs: Sequence[Path], force: bool) -> None:
     target = Path(os.path.realpath(path))
-    if target == Path(os.path.realpath(source)).parent:
-        raise OutputRefused(f"the folder {path} holds the input {source}", hint="give the export a folder of its own")
+    for source in inputs:
+        if target in (real := Path(os.path.realpath(source)), *real.parents[:1]):
+            raise OutputRefused(
+                f"the folder {path} holds the input {source}", hint="give the export a folder of its own"
+            )
+    if re.search("[\ud800-\udfff]", str(path)):  # bytes that are no UTF-8
+        raise OutputRefused(f"the name of the folder {path!r} is no UTF-8", hint="give it a name in UTF-8")
     if target.exists() and not target.is_dir():
         raise OutputRefused(f"the output {path} is not a folder", hint="give the name of a folder")
     there = sorted(entry.name for entry in target.iterdir()) if target.exists() else []
@@ -52,7 +58,9 @@ def _check_folder(path: Path, source: Path, force: bool) -> None:
         raise OutputRefused(
             f"the folder {path} is not empty", hint="give another name, or --force to replace an export"
         )
-    foreign = [name for name in there if not OWN.fullmatch(name)]
+    foreign = [name for name in there if not OWN.fullmatch(name) or not (target / name).is_file()]
+    if there and not foreign and not _is_export(target):
+        foreign = [CONFIG]
     if foreign:
         raise OutputRefused(
             f"the folder {path} holds {foreign[0]}, which no export wrote, so it is not replaced",
@@ -64,11 +72,20 @@ def _check_folder(path: Path, source: Path, force: bool) -> None:
         raise OutputRefused(f"nothing can be written into the folder {path.parent}", hint="check its permissions")
 
 
+def _is_export(folder: Path) -> bool:
+    """Whether its configuration has the mark that an export puts there."""
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except ValueError:
+        return False
+    return isinstance(config, dict) and MARK in config
+
+
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, check: Callable[[], None]) -> Iterator[Path]:
     """A folder aside, to be filled, which takes its place in the end; nothing of it stays where that fails.
 
-    Raises OutputRefused where it cannot be made.
+    `check` is asked again just before. Raises what it raises, and OutputRefused where it cannot be made.
     """
     target = Path(os.path.realpath(path))  # a link is written through, not replaced
     mark = secrets.token_hex(4)
@@ -77,6 +94,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
         aside.mkdir()
         try:
             yield aside
+            check()
+            if target.exists():
+                shutil.copymode(target, aside)
             if target.exists() and any(target.iterdir()):
                 target.rename(before)  # two folders cannot change places at once; this one is found again
                 try:

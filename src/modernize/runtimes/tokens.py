@@ -38,7 +38,7 @@ def files_for(tokenizer: Tokenizer, *, context: int) -> TokenizerFiles:
 
     Raises BadData for a vocabulary that gives one id to two tokens.
     """
-    inner = _as_file(tokenizer)
+    inner = _plain(_as_file(tokenizer))
     ending = next((token for token in ENDS if inner.token_to_id(token) is not None), None)
     if ending is not None:
         inner.add_special_tokens([AddedToken(ending, special=True, normalized=False)])
@@ -56,6 +56,14 @@ def files_for(tokenizer: Tokenizer, *, context: int) -> TokenizerFiles:
     )
 
 
+def _plain(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Without what is put around a text, cut off or filled up: models are trained on the text alone."""
+    plain = json.loads(inner.to_str())
+    return tokenizers.Tokenizer.from_str(
+        json.dumps(plain | {"post_processor": None, "truncation": None, "padding": None})
+    )
+
+
 def _as_file(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     if isinstance(tokenizer, FileTokenizer):
         return tokenizers.Tokenizer.from_str(tokenizer.to_str())
@@ -69,13 +77,28 @@ def _of_vocabulary(stoi: dict[str, int]) -> tokenizers.Tokenizer:
     """The longest token that fits, from left to right; an error where none does, never a guess."""
     if len(set(stoi.values())) < len(stoi):
         raise BadData("two tokens of the vocabulary have the same id", hint="name another tokenizer with --tokenizer")
-    longest_first = sorted(stoi, key=len, reverse=True)
+    strange = next((token for token in stoi if not _is_utf8(token)), None)
+    if strange is not None:
+        raise BadData(
+            f"the vocabulary has the token {strange!r}, which {TOKENIZER_JSON} cannot hold",
+            hint="name a tokenizer file with --tokenizer",
+        )
+    longest_first = sorted(filter(None, stoi), key=len, reverse=True)
     single = len(longest_first[0]) == 1 if longest_first else True
+    nobody = "?" * (1 + max(map(len, stoi), default=0))  # no token, so that what is unknown is an error
     pattern = r"[\s\S]" if single else "|".join(map(_literal, longest_first))
-    inner = tokenizers.Tokenizer(models.WordLevel(stoi, unk_token=""))
+    inner = tokenizers.Tokenizer(models.WordLevel(stoi, unk_token=nobody))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     inner.decoder = decoders.Fuse()
     return inner
+
+
+def _is_utf8(token: str) -> bool:
+    try:
+        token.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _literal(token: str) -> str:
@@ -94,14 +117,15 @@ def _of_bytes() -> tokenizers.Tokenizer:
     return inner
 
 
-def check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+def check_tokenizer(folder: Path, tokenizer: Tokenizer, *, end: int | None) -> None:
     """Raise BadData where the file that was written encodes a text otherwise, or does not give it back.
 
-    The text is that of the first and of some other tokens, as the tokenizer itself decodes them.
+    The text is that of the first and of some other tokens, as the tokenizer itself decodes them; but for the one that
+    ends a text, which is a special one only in the file.
     """
     written = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON))
     every = max(1, tokenizer.size // LOOKED_AT)
-    text = tokenizer.decode(range(0, tokenizer.size, every)).replace("\ufffd", "")
+    text = tokenizer.decode([i for i in range(0, tokenizer.size, every) if i != end]).replace("\ufffd", "")
     ids = tokenizer.encode(text).tolist()
     found = written.encode(text, add_special_tokens=False).ids
     if found != ids or written.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
