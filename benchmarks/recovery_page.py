@@ -35,6 +35,9 @@ old model writes for calibration and which windows the fine-tune draws.
 The learning rate falls to zero at step 200; the last column is a schedule of its own that ends at step 50. The defaults
 of the fine-tune were chosen by losses of seeds 0 and 1 on these models, on a part of their validation text.
 
+`fold`, `reset` and their rows of costs were measured when the default fine-tune had windows of the old context alone;
+`retrofit` has windows of up to two old contexts, and shows what comes past it.
+
 What it costs: *own text* is what the old model wrote for calibration, *data* the different tokens of DATA that were
 seen. *Passes* are tokens trained through the whole model, forward and backward, of which a teacher's forward pass is a
 third; a conversion, which works on a layer at a time, is counted by its matrix products in the same unit. Seconds are

@@ -58,7 +58,7 @@ class Feed:
         return [chosen.draw(self.random, count) for _ in range(batches)]
 
     def windows_in(self, context: int) -> int:
-        """Windows of this length in a batch of all processes."""
+        """Windows of this length in a batch of all processes: one for each at least, even where that is more tokens."""
         each = self.batch * self.shortest.context // (context * self.processes)
         return max(1, each) * self.processes
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def load_ready(path: Path, out: "Output", *, device: DeviceName, **how: Any) -> "Loaded":  # noqa: ANN401
-    """A model, ready to be measured and to write; half precision is widened, which no CPU is fast in.
+    """A model, ready to be measured and to write; half precision is widened, which no CPU is fast in, and float64
+    narrowed for MPS, which has none.
 
     `how` are arguments of `load_whole`.
     """
@@ -24,9 +25,10 @@ def load_ready(path: Path, out: "Output", *, device: DeviceName, **how: Any) -> 
 
     loaded = load_whole(path, **how)
     out.warnings(loaded.warnings)
-    if next(loaded.model.parameters()).dtype in (torch.float16, torch.bfloat16):
+    where, dtype = choose_device(device), next(loaded.model.parameters()).dtype
+    if dtype in (torch.float16, torch.bfloat16) or (dtype == torch.float64 and where.type == "mps"):
         loaded.model.float()
-    loaded.model.to(choose_device(device))
+    loaded.model.to(where)
     return loaded
 
 
