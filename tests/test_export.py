@@ -352,8 +352,18 @@ def test_a_folder_that_holds_the_tokenizer_is_an_input(run, tmp_path):
 def test_the_mode_of_the_folder_stays(tmp_path):
     new, out = tiny.save_modern(tmp_path / "new.safetensors", **NO_BIASES), tmp_path / "out"
     out.mkdir(mode=0o700)
+    inode = out.stat().st_ino
     modernize.export(new, out, to="arcee")
+    assert (out.stat().st_mode & 0o777, out.stat().st_ino) == (0o700, inode)  # an empty one stays what it is
+    modernize.export(new, out, to="llama", force=True)
     assert out.stat().st_mode & 0o777 == 0o700
+    assert names_in(tmp_path) == ["new.safetensors", "out"]
+
+
+def test_a_name_that_leaves_no_room_is_refused(run, tmp_path):
+    new = tiny.save_modern(tmp_path / "new.safetensors", **NO_BIASES)
+    found = run("export", new, tmp_path / ("o" * 250), "--to", "arcee")
+    assert (found.code, "too long" in found.err) == (4, True)
 
 
 def test_rows_are_measured_without_their_padding(tmp_path):

@@ -21,6 +21,7 @@ SHARD_BYTES = 5 * 10**9
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
+LONGEST_NAME = 230  # bytes, so that there is room for a mark
 MARK = "modernize"  # in the configuration, what made it
 # what an export writes, and all that --force may replace
 OWN = re.compile(
@@ -60,12 +61,14 @@ def _check_folder(path: Path, inputs: Sequence[Path], force: bool) -> None:
         )
     foreign = [name for name in there if not OWN.fullmatch(name) or not (target / name).is_file()]
     if there and not foreign and not _is_export(target):
-        foreign = [CONFIG]
+        foreign = there[:1]
     if foreign:
         raise OutputRefused(
             f"the folder {path} holds {foreign[0]}, which no export wrote, so it is not replaced",
             hint="give the export a folder of its own",
         )
+    if len(os.fsencode(target.name)) > LONGEST_NAME:
+        raise OutputRefused(f"the name of the folder {path} is too long", hint="give a shorter one")
     if not target.parent.is_dir():
         raise OutputRefused(f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'")
     if not os.access(target.parent, os.W_OK | os.X_OK):
@@ -76,7 +79,7 @@ def _is_export(folder: Path) -> bool:
     """Whether its configuration has the mark that an export puts there."""
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except ValueError:
+    except (OSError, ValueError):
         return False
     return isinstance(config, dict) and MARK in config
 
@@ -95,24 +98,39 @@ def whole_folder(path: Path, check: Callable[[], None]) -> Iterator[Path]:
         try:
             yield aside
             check()
-            if target.exists():
-                shutil.copymode(target, aside)
-            if target.exists() and any(target.iterdir()):
-                target.rename(before)  # two folders cannot change places at once; this one is found again
-                try:
-                    aside.rename(target)
-                except BaseException:
-                    before.rename(target)
-                    raise
-                shutil.rmtree(before)
-            else:
+            if not target.exists():
                 aside.rename(target)
+            elif any(target.iterdir()):
+                _change_places(aside, target, before)
+            else:
+                _fill_up(aside, target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise OutputRefused(
             f"{path} cannot be written: {error.strerror or error}", hint="check the space and the permissions there"
         ) from error
+
+
+def _change_places(aside: Path, target: Path, before: Path) -> None:
+    """Two folders cannot change places at once: the old one is set aside, and comes back where that fails."""
+    shutil.copymode(target, aside)
+    target.rename(before)
+    try:
+        aside.rename(target)
+    except BaseException:
+        before.rename(target)
+        raise
+    shutil.rmtree(before)
+
+
+def _fill_up(aside: Path, target: Path) -> None:
+    """An empty folder stays what it is, also where somebody stands in it or a disk is mounted there.
+
+    The configuration comes last: without it nothing takes the folder for a model.
+    """
+    for entry in sorted(aside.iterdir(), key=lambda entry: entry.name == CONFIG):
+        shutil.move(entry, target / entry.name)
 
 
 def write_text(path: Path, text: str) -> None:
