@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from modernize.checkpoint import open_checkpoint
 from modernize.choices import DataDType, DTypeName, Runtime
 from modernize.data import SELF, Corpus, data_files, load_corpus_for
 from modernize.errors import MissingTokenizer, UsageError, check_choice
-from modernize.loading import AS_WRITTEN, Loaded, Rope, load_whole
+from modernize.loading import AS_WRITTEN, Loaded, Rope, load_modern
 from modernize.measure import compare
 from modernize.model import ModernGPT
 from modernize.progress import Stages, unseen
@@ -36,7 +35,6 @@ from modernize.runtimes.folder import (
 from modernize.runtimes.tokens import TokenizerFiles, check_tokenizer, files_for
 from modernize.sample import self_corpus
 from modernize.spec import ModernConfig, State
-from modernize.stored import stored_in
 from modernize.tokenizer import Tokenizer, find_tokenizer, tokenizer_files
 from modernize.write import cast
 
@@ -128,15 +126,7 @@ def export(
         check_folder(folder, inputs=inputs, force=force)
 
     check()
-    if stored_in(open_checkpoint(new)) is None:
-        raise UsageError(
-            f"{new} is an old model, and only a converted one is exported",
-            hint=f"convert it first: modernize convert {new} NEW.safetensors",
-        )
-    loaded = load_whole(new, rope=rope)
-    model, stored = loaded.model, loaded.stored
-    assert isinstance(model, ModernGPT)
-    assert stored is not None
+    model, stored, loaded = load_modern(new, rope=rope, wanted="exported")
     _check_activation(model.config, to, new)
     chosen, warnings = _tokenizer(loaded, tokenizer)
     wanted = next(model.parameters()).dtype if dtype == "keep" else getattr(torch, dtype)

@@ -66,6 +66,22 @@ def load(path: str | Path, *, facts: Facts | None = None, weights: Weights = "mo
     return load_whole(path, facts=facts, weights=weights, rope=rope).model
 
 
+def load_modern(path: Path, *, rope: Rope = AS_WRITTEN, wanted: str) -> tuple[ModernGPT, Stored, Loaded]:
+    """A model that modernize wrote, its history, and all that is known of it.
+
+    Raises UsageError for any other, with what was `wanted` of it, before anything is asked about an old one.
+    """
+    if stored_in(open_checkpoint(path)) is None:
+        raise UsageError(
+            f"{path} is an old model, and only a converted one is {wanted}",
+            hint=f"convert it first: modernize convert {path} NEW.safetensors",
+        )
+    loaded = load_whole(path, rope=rope)
+    assert isinstance(loaded.model, ModernGPT)
+    assert loaded.stored is not None
+    return loaded.model, loaded.stored, loaded
+
+
 def load_whole(
     path: str | Path,
     *,

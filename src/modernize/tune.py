@@ -18,7 +18,7 @@ from modernize.devices import choose_device, choose_precision
 from modernize.errors import OutputRefused, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started, as_row
 from modernize.facts import Facts
-from modernize.loading import load_whole
+from modernize.loading import load_modern, load_whole
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.parallel import World, whole
@@ -26,7 +26,7 @@ from modernize.plot import check_plot, plot_losses
 from modernize.progress import Stages, unseen
 from modernize.resume import RunFile, outputs_of
 from modernize.sample import self_corpus
-from modernize.stored import Stored, stored_in
+from modernize.stored import Stored
 from modernize.surroundings import Surroundings, never
 from modernize.tokenizer import tokenizer_files
 from modernize.train import check_settings, finetune
@@ -95,7 +95,7 @@ def tune(
     world.wait()  # so that nobody finds what another is about to write
     if job.plot:
         check_plot(job.plot)
-    model, stored = _modern(job.checkpoint)
+    model, stored, _ = load_modern(job.checkpoint, wanted="fine-tuned")
     dtype = next(model.parameters()).dtype
     teacher = None
     if job.teacher:
@@ -270,19 +270,6 @@ def _outputs(job: Job) -> list[Path]:
 
 def _same(a: Path, b: Path) -> bool:
     return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
-
-
-def _modern(path: Path) -> tuple[ModernGPT, Stored]:
-    """A model that modernize wrote. Raises UsageError for any other."""
-    if stored_in(open_checkpoint(path)) is None:
-        raise UsageError(
-            f"{path} is an old model, and only a converted one is fine-tuned",
-            hint=f"convert it first: modernize convert {path} NEW.safetensors",
-        )
-    loaded = load_whole(path)
-    assert isinstance(loaded.model, ModernGPT)
-    assert loaded.stored is not None
-    return loaded.model, loaded.stored
 
 
 def _teacher(job: Job, path: Path, stored: Stored) -> tuple[OldGPT, tuple[str, ...]]:
