@@ -427,6 +427,24 @@ def test_an_old_transformers_is_no_judge(tmp_path, monkeypatch):
     assert modernize.export(new, tmp_path / "out", to="arcee").checked == ""
 
 
+@pytest.mark.parametrize("to", ["arcee", "llama"])
+def test_an_export_is_already_converted(run, tmp_path, to):
+    exported(tmp_path, to, **NO_BIASES)
+    for command in (("inspect", tmp_path / "out"), ("convert", tmp_path / "out", tmp_path / "x.safetensors")):
+        found = run(*command)
+        assert (found.code, "already converted" in found.err, "nothing to convert" in found.err) == (3, True, True)
+
+
+def test_a_llama_of_others_has_nothing_to_convert(run, tmp_path):
+    exported(tmp_path, "llama", **NO_BIASES)
+    config = tmp_path / "out" / "config.json"
+    plain = json.loads(config.read_text())
+    del plain["modernize"]
+    config.write_text(json.dumps(plain))
+    found = run("inspect", tmp_path / "out")
+    assert (found.code, "RMSNorm and RoPE already" in found.err) == (3, True)
+
+
 def test_an_export_that_computes_something_else_gets_no_name(tmp_path, monkeypatch):
     new = tiny.save_modern(tmp_path / "new.safetensors")
     arcee = modernize.exporting.RUNTIMES["arcee"]

@@ -19,6 +19,7 @@ from modernize.dialects.table import AssumedField
 from modernize.errors import BadTensors, MissingFact, UnknownLayout, UsageError
 from modernize.outline import width_of
 from modernize.spec import ACTIVATIONS, ATTN_SCALES, GPTSpec
+from modernize.strangers import modern_folder
 
 ASSUMED_FIELDS: tuple[AssumedField, ...] = ("activation", "attn_scale", "norm_eps", "norm")
 QKV = "q,k,v"  # the order in which most programs keep query, key and value in one tensor
@@ -262,6 +263,9 @@ def dialects_of(checkpoint: Checkpoint, said: Facts) -> tuple[Dialect, ...]:
         return DIALECTS
     else:
         fitting = tuple(d for d in DIALECTS if kind in d.model_types)
+    said_of_it, hint = modern_folder(config)
+    if not fitting and said_of_it:
+        raise UnknownLayout(f"{checkpoint.path} {said_of_it}", hint=hint)
     if not fitting:
         known = ", ".join(kind for d in DIALECTS for kind in d.model_types)
         raise UnknownLayout(

@@ -61,6 +61,24 @@ STRANGERS: tuple[tuple[str, str, str], ...] = (
 _RULES = tuple((re.compile(pattern), said, hint) for pattern, said, hint in STRANGERS)
 
 
+# `model_type` of folders whose models have RMSNorm and RoPE already
+MODERN_TYPES = frozenset(
+    {
+        "arcee", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
+        "gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "granite", "glm4", "deepseek_v2", "deepseek_v3", "minicpm",
+    }
+)  # fmt: skip
+
+
+def modern_folder(config: Mapping[str, object]) -> tuple[str, str]:
+    """What is said of a folder with this `config.json` where there is nothing to convert, and the hint; or nothing."""
+    if "modernize" in config:
+        return "is already converted: an export that modernize wrote", _MODERN
+    if config.get("model_type") in MODERN_TYPES:
+        return f"is a {config['model_type']!r} model by its config.json, with RMSNorm and RoPE already", _MODERN
+    return "", ""
+
+
 def stranger(tensors: Mapping[str, TensorInfo]) -> tuple[str, str]:
     """What is said of a model with these tensors, and the hint; nothing where no rule knows it."""
     for pattern, said, hint in _RULES:
