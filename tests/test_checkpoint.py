@@ -1,6 +1,5 @@
 """Reading: formats, wrappers, prefixes; and a sentence for everything that is no checkpoint."""
 
-import argparse
 import collections
 import gzip
 import io
@@ -16,7 +15,7 @@ import tiny
 import torch
 from safetensors.torch import save_file, save_model
 
-from modernize.checkpoint import files_of, open_checkpoint, stand_ins
+from modernize.checkpoint import files_of, numpy_values, open_checkpoint
 from modernize.errors import AmbiguousInput, InputRefused, UnknownLayout, UnreadableFile, UnsafeFile
 from modernize.facts import Facts
 from modernize.recognise import recognise
@@ -153,16 +152,9 @@ def test_what_is_no_vocabulary_is_none(tmp_path, stoi):
 
 def test_a_name_that_is_no_utf8(tmp_path):
     torch.save(KEYS, tmp_path / "m.pt")
-    odd = (tmp_path / "m.pt").rename(tmp_path / os.fsdecode(b"b\xffd.pt"))
-    assert same(state_of(odd))
-
-
-def test_a_safetensors_name_that_is_no_utf8_is_a_sentence(tmp_path):
     save_file({n: t.clone() for n, t in KEYS.items()}, tmp_path / "m.safetensors")
-    odd = (tmp_path / "m.safetensors").rename(tmp_path / os.fsdecode(b"b\xffd.safetensors"))
-    with pytest.raises(UnreadableFile) as caught:
-        state_of(odd)
-    assert "rename it" in caught.value.hint
+    for name in ("m.pt", "m.safetensors"):
+        assert same(state_of((tmp_path / name).rename(tmp_path / os.fsdecode(b"b\xffd" + name.encode()))))
 
 
 def test_two_sets_of_weights_are_ambiguous(tmp_path):
@@ -309,13 +301,16 @@ def test_weights_that_are_numpy_arrays(tmp_path):
     assert same(state_of(tmp_path / "m.pt"))
 
 
-@pytest.mark.parametrize("state", [(1, (2,), None, False, b"x"), (1, (9, 9), stand_ins.DType("f4"), False, b"1234"), 5])
+@pytest.mark.parametrize(
+    "state", [(1, (2,), None, False, b"x"), (1, (9, 9), numpy_values.DType("f4"), False, b"1234"), 5]
+)
 def test_an_array_that_is_none_holds_nothing(state):
-    array = stand_ins.Array()
-    array.__setstate__(state)
+    array = numpy_values.Array()
+    array.set_state(state)
     assert array.value is None
-    assert stand_ins.scalar(stand_ins.DType("O8"), b"12345678") is None
-    assert stand_ins.scalar(stand_ins.DType("f8"), b"1234") is None
+    assert array.as_view() is None
+    assert numpy_values.scalar((numpy_values.DType("O8"), b"12345678")) is None
+    assert numpy_values.scalar((numpy_values.DType("f8"), b"1234")) is None
 
 
 def sharded(folder, *, kind="safetensors", change=None):
@@ -375,11 +370,6 @@ def test_code_in_a_folder_is_never_run(tmp_path):
 # ------------------------------------------------------------------------------------------ what is refused
 
 
-class GPTConfig:
-    def __init__(self):
-        self.n_head = 4
-
-
 class Evil:
     def __init__(self, canary):
         self.canary = canary
@@ -389,29 +379,12 @@ class Evil:
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_a_class_in_the_way_is_named_and_not_run(tmp_path, legacy):
-    for beside, said in ((GPTConfig(), "GPTConfig"), (argparse.Namespace(n_head=4), "argparse.Namespace")):
-        torch.save({"model": KEYS, "config": beside}, tmp_path / "m.pt", _use_new_zipfile_serialization=not legacy)
-        with pytest.raises(UnsafeFile, match=said) as caught:
-            open_checkpoint(tmp_path / "m.pt")
-        assert "state_dict()" in caught.value.hint
-        assert "weights_only" not in caught.value.sentence + caught.value.hint
-
-
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_code_in_a_file_is_not_run(tmp_path, legacy):
     evil = {"model": KEYS, "config": Evil(tmp_path / "canary")}
     torch.save(evil, tmp_path / "m.pt", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(UnsafeFile, match="open"):
         open_checkpoint(tmp_path / "m.pt")
     assert not (tmp_path / "canary").exists()
-
-
-def test_a_whole_module_is_refused_with_advice(tmp_path):
-    torch.save(torch.nn.Linear(2, 2), tmp_path / "m.pt")
-    with pytest.raises(UnsafeFile, match="Linear") as caught:
-        open_checkpoint(tmp_path / "m.pt")
-    assert "state_dict()" in caught.value.hint
 
 
 def zip_of(**members):

@@ -202,6 +202,11 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
         found.values["n_head"] = said.n_head
         if told not in (None, said.n_head):
             found.warnings.append(f"{where} says {told} heads; --n-head {said.n_head} was taken")
+    elif told is not None and told < 1:
+        raise BadTensors(
+            f"{checkpoint.path}: {where} says {told}, which is no number of heads",
+            hint="pass the right number with --n-head",
+        )
     elif told is not None:
         found.values["n_head"] = told
     elif where:

@@ -82,9 +82,13 @@ def unknown(whole: Checkpoint, found: Unwrapped, nearest: Cover) -> UnknownLayou
 
 
 def misshapen(checkpoint: Checkpoint, covers: Sequence[Cover]) -> BadTensors:
-    """Names of a dialect, with shapes that are not: of several, the one whose first fault comes last."""
-    faults = {found.dialect.name: shape_faults(checkpoint, found)[0] for found in covers}
-    name = max(faults, key=lambda name: faults[name][0])
+    """Names of a dialect, with shapes that are not: of several, one that all tensors can be read as, with the fewest
+    faults, and then the one whose first fault comes last.
+    """
+    found_faults = {found.dialect.name: shape_faults(checkpoint, found) for found in covers}
+    readable = {found.dialect.name for found in covers if _is_readable(checkpoint, found)}
+    faults = {name: found[0] for name, found in found_faults.items()}
+    name = min(faults, key=lambda name: (name not in readable, len(found_faults[name]), -faults[name][0]))
     for found in covers:
         if what := _other_shape(checkpoint, found):
             return BadTensors(f"{checkpoint.path} {what}: {faults[found.dialect.name][1]}", hint=f"{_OTHERS}")
@@ -92,6 +96,14 @@ def misshapen(checkpoint: Checkpoint, covers: Sequence[Cover]) -> BadTensors:
         f"{checkpoint.path} has the names of {name}, but {faults[name][1]}",
         hint="check which program wrote the file; its tensors do not fit together",
     )
+
+
+def _is_readable(checkpoint: Checkpoint, found: Cover) -> bool:
+    try:
+        canonical_shapes(checkpoint, found)
+    except ValueError:
+        return False
+    return True
 
 
 def _other_shape(checkpoint: Checkpoint, found: Cover) -> str:

@@ -64,7 +64,7 @@ class Recognised:
         """
         import torch
 
-        self.checkpoint.source.verify()
+        self.checkpoint.sha256()  # reads all, and compares it with its checksums
         check_masks(self.checkpoint, self.steps)
 
         state: State = {}

@@ -1,10 +1,25 @@
 """Read: a path becomes a Checkpoint, whose names, shapes and dtypes are known before any tensor is read.
 
+limits.py            how much a file may ask for: everything that reads looks here first
+faults.py            what the parts of the reader say of a file that is not as it should be
 base.py              what a checkpoint is: TensorInfo, Source, Checkpoint
 kinds.py             what kind of file it is, by its content, and a sentence for every kind that is no checkpoint
-torch_file.py        files that torch wrote, zip or legacy
-stand_ins.py         what such files may hold beside tensors, as plain values
-safetensors_file.py  safetensors, without importing torch until a tensor is asked for
+
+torch_file.py        files that torch wrote, as the dictionary that they hold
+  torch_zip.py         since 1.6: a zip archive
+  zip_members.py       the members of an archive, none of which can be read in two ways
+  torch_legacy.py      before 1.6: pickles and bytes one behind the other
+  pickle_machine.py    a pickle, instruction by instruction, without importing or calling anything
+  pickle_names.py      what a pickle may name, and the few things that it may call
+  nesting.py           values that hold themselves or one another without end
+  records.py           what a pickle leaves behind: names, objects, storages, tensors
+  numpy_values.py      numpy's numbers and arrays
+  modules.py           whole modules: their weights, and what they say of themselves
+safetensors_file.py  safetensors
+  strict_json.py       JSON in which every name stands once
+places.py            tensors by where their bytes lie, read one at a time; needs torch only for torch's tensors
+names.py             names of tensors that are none
+
 hf_folder.py         a Hugging Face directory
 shards.py            weights in several files with an index
 envelope.py          which of the things in a file are the weights, and what the rest says

@@ -1,14 +1,17 @@
 """What a checkpoint is, whatever file it came from."""
 
 import hashlib
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modernize.checkpoint.faults import Damaged, named
 from modernize.choices import Weights
 from modernize.spec import Shape
 
@@ -26,6 +29,25 @@ class TensorInfo:
     dtype: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checksum:
+    """The CRC-32 of a part of a file, `start` to `end`; 0 where none was computed."""
+
+    what: str
+    start: int
+    end: int
+    crc: int
+
+    def check(self, raw: bytes) -> None:
+        """Raises Damaged where the bytes of the part are others."""
+        self.compare(zlib.crc32(raw))
+
+    def compare(self, crc: int) -> None:
+        """Raises Damaged for another."""
+        if self.crc and crc != self.crc:
+            raise Damaged(f"the checksum of {self.what} is not that of its bytes")
+
+
 class Source(Protocol):
     """Where tensors come from, by the names that the file gives them."""
 
@@ -36,14 +58,21 @@ class Source(Protocol):
     def read(self, name: str) -> "torch.Tensor":
         """One tensor, on the CPU, in its stored dtype."""
 
+    def rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
+        """Some rows of a tensor (its first axis), in its stored dtype and in memory of their own."""
+
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor of floating point in float64."""
+
+    def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
+        """Some rows of such a tensor in float64."""
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors of the same shape and dtype hold the same values."""
 
-    def verify(self) -> None:
-        """Read everything once and compare it with its checksums, where there are any. Raises UnreadableFile."""
+    @property
+    def checksums(self) -> Mapping[Path, Sequence[Checksum]]:
+        """Where the files say what their bytes add up to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +113,38 @@ class Checkpoint:
         return self.tensors[a] == self.tensors[b] and self.source.equal(self.raw_names[a], self.raw_names[b])
 
     def sha256(self) -> str:
-        """Hash of the file that holds the weights; of shards, of all of them one behind the other."""
+        """Hash of the file that holds the weights; of shards, of all of them one behind the other.
+
+        Every byte is read, once, and compared with the checksums that the files have. Raises UnreadableFile.
+        """
+        return self._sha256
+
+    @cached_property
+    def _sha256(self) -> str:
         digest = hashlib.sha256()
         for file in self.files:
-            with file.open("rb") as stream:
-                while chunk := stream.read(_CHUNK):
-                    digest.update(chunk)
+            with named(file):
+                _read_through(file, digest, self.source.checksums.get(file, ()))
         return digest.hexdigest()
+
+
+def _read_through(file: Path, digest: "hashlib._Hash", checksums: Sequence[Checksum]) -> None:
+    """Feed a file to a digest, and its parts to their checksums, which don't overlap. Raises Damaged."""
+    at = 0
+    with file.open("rb", buffering=0) as stream:
+
+        def feed(count: int) -> int:
+            """The CRC of the next bytes, as far as there are so many."""
+            nonlocal at
+            crc, end = 0, at + count
+            while at < end and (read := stream.readinto(buffer[: min(_CHUNK, end - at)])):
+                digest.update(buffer[:read])
+                crc = zlib.crc32(buffer[:read], crc)
+                at += read
+            return crc
+
+        buffer = memoryview(bytearray(_CHUNK))
+        for checksum in sorted(checksums, key=lambda part: part.start):
+            feed(checksum.start - at)
+            checksum.compare(feed(checksum.end - checksum.start))
+        feed(1 << 62)

@@ -144,7 +144,8 @@ class Root:
         if found:
             return found
         if weights == "ema":
-            return {place: tensors for place, tensors in self._found("model").items() if any(map(is_averaged, tensors))}
+            sets = self._found("model").items()
+            return {place: tensors for place, tensors in sets if any(is_averaged(str(name)) for name in tensors)}
         bare = _tensors_in(self.items)
         if _has_names(bare):
             return {"": bare}
@@ -177,7 +178,7 @@ def _anywhere(items: Mapping[Any, Any], depth: int = 0) -> Iterator[tuple[str, d
 
 def _has_names(tensors: Mapping[str, Any]) -> bool:
     """Whether these are parts of a model (`wte.weight`), and not what an optimizer keeps (`exp_avg`)."""
-    return any("." in name for name in tensors)
+    return any("." in str(name) for name in tensors)
 
 
 def _indexed(place: str) -> str:
@@ -196,7 +197,8 @@ def _tensors_in(value: object) -> dict[str, Any]:
     """The tensors that a dictionary holds directly, by name; none for anything else."""
     if not isinstance(value, Mapping):
         return {}
-    return {k: v for k, v in value.items() if isinstance(k, str) and _is_tensor(v)}
+    tensors = {k: v for k, v in value.items() if _is_tensor(v)}
+    return tensors if any(isinstance(name, str) for name in tensors) else {}
 
 
 def _without_tensors(value: object) -> object:

@@ -1,11 +1,12 @@
 """A Hugging Face directory: `config.json` with `model.safetensors` or `pytorch_model.bin`, whole or in shards."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from modernize.checkpoint import strict_json
 from modernize.checkpoint.base import Checkpoint, Source
 from modernize.checkpoint.envelope import assemble
+from modernize.checkpoint.faults import Fault
 from modernize.checkpoint.kinds import Kind
 from modernize.checkpoint.shards import ShardedSource, shards_in, source_of
 from modernize.errors import UnreadableFile
@@ -100,7 +101,7 @@ def config_beside(file: Path) -> dict[str, Any]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8-sig"))
+        config = strict_json.read(path / CONFIG)
     except FileNotFoundError as error:
         _check_folder(path)
         empty = f"the path is empty or `.`, and the current folder has no {CONFIG}"
@@ -109,7 +110,7 @@ def _config(path: Path) -> dict[str, Any]:
             empty if path == Path() else f"{path} is a folder without {CONFIG}",
             hint=f"give the checkpoint file itself{f': {sorted(files)[0]}' if files else ''}, or a Hugging Face folder",
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, Fault) as error:
         raise UnreadableFile(f"{path / CONFIG} cannot be read: {error}", hint="download it again") from error
     if not isinstance(config, dict):
         raise UnreadableFile(f"{path / CONFIG} is no JSON object", hint="download it again")

@@ -1,5 +1,6 @@
 """What kind of file it is, by its content and never by its name; and a sentence for each that is no checkpoint."""
 
+import re
 import zipfile
 from dataclasses import dataclass
 from enum import Enum
@@ -8,8 +9,8 @@ from pathlib import Path
 from modernize.errors import UnreadableFile
 
 _HEAD = 512
-_LEGACY_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"  # pickled long 0x1950a86a20f9469cfc6c, torch before 1.6
-_HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
+# pickled long 0x1950a86a20f9469cfc6c, in a frame or not: torch before 1.6
+_LEGACY = re.compile(rb"\x80.(?:\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19", re.DOTALL)
 
 
 class Kind(Enum):
@@ -111,9 +112,9 @@ def kind_of(path: Path) -> Kind:
         raise UnreadableFile(f"{path} is empty (0 bytes)", hint="copy or download it again")
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(path)
-    if head[:1] == b"\x80" and head[2 : 2 + len(_LEGACY_MAGIC)] == _LEGACY_MAGIC:
+    if _LEGACY.match(head):
         return Kind.TORCH_LEGACY
-    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _HEADER_LIMIT:
+    if len(head) > 8 and head[8:9] == b"{":
         return Kind.SAFETENSORS
     raise _stranger(path, head)
 

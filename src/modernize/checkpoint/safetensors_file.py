@@ -1,18 +1,19 @@
-"""Safetensors files. The header tells names, shapes and dtypes; torch is imported when a tensor is asked for."""
+"""Safetensors files: 8 bytes of length, a header of JSON, then the tensors' bytes, which the header has to account for
+one by one. (Layout: the format's own README, huggingface/safetensors.)
+"""
 
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from modernize.checkpoint.base import TensorInfo
-from modernize.errors import UnreadableFile
-
-if TYPE_CHECKING:
-    import torch
+from modernize.checkpoint import limits, strict_json
+from modernize.checkpoint.faults import Damaged, Foreign, TooMuch, named, shown
+from modernize.checkpoint.names import check_names
+from modernize.checkpoint.numpy_values import strides_of
+from modernize.checkpoint.places import Place, PlacedSource
+from modernize.checkpoint.records import ITEM_SIZES
+from modernize.spec import Shape
 
 DTYPES = {
     "F64": "float64",
@@ -23,12 +24,22 @@ DTYPES = {
     "I32": "int32",
     "I16": "int16",
     "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
-}  # safetensors' names -> torch's
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip  (safetensors' names -> torch's)
+_ROW = {"dtype", "shape", "data_offsets"}
 
 
-class SafetensorsSource:
+class SafetensorsSource(PlacedSource):
     """Tensors of one safetensors file.
 
     A tensor that was left out because it shares its memory with another is still there under both names: safetensors'
@@ -36,70 +47,71 @@ class SafetensorsSource:
     """
 
     def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            # opening checks the whole header: lengths, offsets, dtypes
-            with safe_open(path, framework="numpy") as file:
-                order = list(file.keys())
-                self.metadata: Mapping[str, str] = file.metadata() or {}
-            self._offsets, infos = _header(path)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise UnreadableFile(
-                f"{path} is a damaged safetensors file: {error}",
-                hint="copy or download it again, and compare its size",
-            ) from error
-        self.path = path
-        self._kept = {gone: kept for gone, kept in self.metadata.items() if gone not in infos and kept in infos}
-        self.tensors = {name: infos[name] for name in order}
-        self.tensors |= {gone: infos[kept] for gone, kept in self._kept.items()}
-
-    def read(self, name: str) -> "torch.Tensor":
-        """One tensor, in its stored dtype."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(self._kept.get(name, name))
-        except SafetensorError as error:  # a path that is no UTF-8, or a file that changed meanwhile
-            raise UnreadableFile(
-                f"{name} cannot be read from {self.path}: {error}", hint="rename it, or copy it again"
-            ) from error
-        return tensor
-
-    def array(self, name: str) -> NDArray[np.float64]:
-        """One tensor in float64, without torch. bfloat16, which numpy lacks, is the upper half of a float32."""
-        info, raw = self.tensors[name], self._bytes(self._kept.get(name, name))
-        if info.dtype == "bfloat16":
-            halves = np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16
-            return halves.view(np.float32).reshape(info.shape).astype(np.float64)
-        return np.frombuffer(raw, dtype=np.dtype(info.dtype).newbyteorder("<")).reshape(info.shape).astype(np.float64)
-
-    def equal(self, a: str, b: str) -> bool:
-        """Whether two tensors hold the same bytes."""
-        a, b = self._kept.get(a, a), self._kept.get(b, b)
-        return a == b or self._bytes(a) == self._bytes(b)
-
-    def verify(self) -> None:
-        """There are no checksums; that the header fits the size of the file was checked when it was opened."""
-
-    def _bytes(self, name: str) -> bytes:
-        start, end = self._offsets[name]
-        with self.path.open("rb") as stream:
-            stream.seek(start)
-            return stream.read(end - start)
+        with named(path):
+            header, start = _header(path)
+            self.metadata: Mapping[str, str] = _metadata(header.pop("__metadata__", {}))
+            places = _places(header, start, path.stat().st_size)
+        check_names(path, places)
+        kept = {gone: kept for gone, kept in self.metadata.items() if gone not in places and kept in places}
+        super().__init__(path, {**places, **{gone: places[name] for gone, name in kept.items()}})
 
 
-def _header(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, TensorInfo]]:
-    """Byte range within the file, and shape and dtype, of each tensor (layout: 8 bytes of length, JSON, data)."""
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors' bytes begin. Raises Damaged, TooMuch."""
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length).decode("utf-8"))
-    header.pop("__metadata__", None)
-    base = 8 + length
-    offsets = {name: (base + row["data_offsets"][0], base + row["data_offsets"][1]) for name, row in header.items()}
-    infos = {
-        name: TensorInfo(tuple(row["shape"]), DTYPES.get(row["dtype"], str(row["dtype"]).lower()))
-        for name, row in header.items()
+        if length > path.stat().st_size - 8:
+            raise Damaged(f"its header is said to have {length:,} bytes, more than the file")
+        if length > limits.HEADER:
+            raise TooMuch(f"a header of {length:,} bytes, more than {limits.HEADER:,}")
+        raw = stream.read(length)
+    header = strict_json.parse(raw, limits.HEADER)
+    if raw[:1] != b"{" or not isinstance(header, dict):
+        raise Damaged("its header is no JSON object")
+    return header, 8 + length
+
+
+def _metadata(found: object) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise Damaged("its metadata are no texts")
+    return found
+
+
+def _places(header: Mapping[str, Any], start: int, size: int) -> dict[str, Place]:
+    """Where each tensor lies; in the order of their bytes, which they fill without a gap. Raises Damaged, TooMuch."""
+    if len(header) > limits.TENSORS:
+        raise TooMuch(f"{len(header):,} tensors, more than {limits.TENSORS:,}")
+    rows = sorted(((name, *_row(name, row)) for name, row in header.items()), key=lambda row: (row[3], row[4]))
+    expected = 0
+    for name, _, _, begin, end in rows:
+        if begin != expected:
+            raise Damaged(f"the bytes of {shown(name)} do not begin where those before them end")
+        expected = end
+    if start + expected != size:
+        raise Damaged(f"its tensors have {expected:,} bytes, and it has {size - start:,}")
+    places = {
+        name: Place(start=start + begin, dtype=dtype, shape=shape, stride=strides_of(shape))
+        for name, dtype, shape, begin, _ in rows
     }
-    return offsets, infos
+    return {name: places[name] for name in header}
+
+
+def _row(name: str, row: object) -> tuple[str, Shape, int, int]:
+    """dtype, shape, first and last byte of one tensor. Raises Damaged, Foreign."""
+    if not isinstance(row, dict) or row.keys() != _ROW:
+        raise Damaged(f"its header does not say dtype, shape and data_offsets of {shown(name)}")
+    shape, offsets = row["shape"], row["data_offsets"]
+    if not _are_sizes(shape) or len(shape) > limits.DIMENSIONS or not _are_sizes(offsets) or len(offsets) != 2:
+        raise Damaged(f"its header has no shape or place for {shown(name)}")
+    if not isinstance(row["dtype"], str) or row["dtype"] not in DTYPES:
+        raise Foreign(f"{shown(name)} is of the dtype {shown(row['dtype'])}, which is not known")
+    dtype = DTYPES[row["dtype"]]
+    if math.prod(shape) * ITEM_SIZES[dtype] != offsets[1] - offsets[0]:
+        raise Damaged(f"{shown(name)} has a shape that is not that of its {offsets[1] - offsets[0]:,} bytes")
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= limits.SIZE for n in value
+    )

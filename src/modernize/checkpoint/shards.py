@@ -1,15 +1,17 @@
 """Weights in several files with an index: `model.safetensors.index.json` or `pytorch_model.bin.index.json`."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modernize.checkpoint import strict_json
 from modernize.checkpoint.base import Source
+from modernize.checkpoint.faults import named, shown
 from modernize.checkpoint.kinds import Kind, kind_of
+from modernize.checkpoint.names import check_names
 from modernize.checkpoint.safetensors_file import SafetensorsSource
 from modernize.checkpoint.torch_file import load_torch
 from modernize.errors import UnreadableFile
@@ -44,26 +46,30 @@ class ShardedSource:
                         f"{index.parent / file} holds {name}, which the index doesn't say", hint=_AGAIN
                     )
         self.metadata: Mapping[str, str] = {}
+        self.checksums = {path: sums for source in sources.values() for path, sums in source.checksums.items()}
         self.tensors = {name: self._sources[name].tensors[name] for name in where}
 
     def read(self, name: str) -> "torch.Tensor":
         """One tensor, in its stored dtype."""
         return self._sources[name].read(name)
 
+    def rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
+        """Some rows of a tensor, in its stored dtype."""
+        return self._sources[name].rows(name, start, stop)
+
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor in float64."""
         return self._sources[name].array(name)
+
+    def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
+        """Some rows of a tensor in float64."""
+        return self._sources[name].array_rows(name, start, stop)
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors hold the same values."""
         if self._sources[a] is self._sources[b]:
             return self._sources[a].equal(a, b)
         return bool(np.array_equal(self.array(a), self.array(b)))
-
-    def verify(self) -> None:
-        """Every file once."""
-        for source in {id(source): source for source in self._sources.values()}.values():
-            source.verify()
 
 
 def source_of(file: Path) -> Source:
@@ -84,15 +90,17 @@ def shards_in(index: Path) -> tuple[Path, ...]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor -> file, every one a name within the folder."""
-    try:
-        plain: Any = json.loads(index.read_text(encoding="utf-8"))
-        where = plain["weight_map"]
-        entries = dict(where.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableFile(f"{index} is no index of shards: {error}"[:400], hint=_AGAIN) from error
+    with named(index):
+        plain = strict_json.read(index)
+    entries = plain.get("weight_map") if isinstance(plain, dict) else None
+    if not isinstance(entries, dict):
+        raise UnreadableFile(f"{index} is no index of shards: it has no weight_map", hint=_AGAIN)
+    check_names(index, entries)
     for name, file in entries.items():
         if not isinstance(file, str) or Path(file).name != file or file in {"", ".", ".."}:
-            raise UnreadableFile(f"{index} puts {name} into {file!r}, which is no file name in its folder", hint=_AGAIN)
+            raise UnreadableFile(
+                f"{index} puts {name} into {shown(file)}, which is no file name in its folder", hint=_AGAIN
+            )
     if not entries:
         raise UnreadableFile(f"{index} names no tensors", hint=_AGAIN)
     return entries

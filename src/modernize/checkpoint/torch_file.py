@@ -1,146 +1,97 @@
-"""Files that torch wrote, zip or legacy. Only tensors and plain containers are ever rebuilt; no code of a file runs."""
+"""Files that torch wrote, zip or legacy, as a Root. No code of a file runs, and torch itself reads none of them."""
 
-import pickle
-import re
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from modernize.checkpoint.base import TensorInfo
 from modernize.checkpoint.envelope import DEEPEST, Root
-from modernize.checkpoint.stand_ins import STAND_INS, Array
-from modernize.errors import UnreadableFile, UnsafeFile
-
-if TYPE_CHECKING:
-    import torch
-
-_CHUNK = 1 << 20
-_SAVE_AGAIN = (
-    "save it again from the program that made it, tensors and plain values only: "
-    'torch.save({"model": model.state_dict(), "model_args": {"n_head": ...}}, PATH)'
-)
-# torch names what it would not rebuild as `GLOBAL module.name`, or as `… class module.name`
-_CULPRIT = re.compile(r"(?:GLOBAL|Unsupported class|unsupported class|Unsupported type)\s+`?([\w.]+)")
-
-
-class TorchSource:
-    """Tensors of a dictionary that torch loaded (zip files are memory-mapped, so nothing is read until it is used)."""
-
-    def __init__(self, path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
-        for name, tensor in tensors.items():
-            if str(tensor.layout) != "torch.strided" or tensor.device.type == "meta":
-                raise UnreadableFile(
-                    f"{path}: {name} is a sparse tensor or has no data", hint="save it dense, with its values"
-                )
-        self.path, self._tensors = path, tensors
-        self.tensors = {
-            name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()
-        }
-
-    def read(self, name: str) -> "torch.Tensor":
-        """One tensor, in its stored dtype."""
-        return self._tensors[name].detach()
-
-    def array(self, name: str) -> NDArray[np.float64]:
-        """One tensor in float64."""
-        return self.read(name).double().numpy()
-
-    def equal(self, a: str, b: str) -> bool:
-        """Whether two tensors hold the same values."""
-        import torch
-
-        return torch.equal(self._tensors[a], self._tensors[b])
-
-    def verify(self) -> None:
-        """By the checksums of a zip file. A checksum of zero was never computed; legacy files have none."""
-        if not zipfile.is_zipfile(self.path):
-            return
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                for member in archive.infolist():
-                    if member.CRC and not member.is_dir():
-                        with archive.open(member) as stream:
-                            while stream.read(_CHUNK):
-                                pass
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
-            raise UnreadableFile(
-                f"{self.path} is damaged: {error}", hint="copy or download it again, and compare its size"
-            ) from error
+from modernize.checkpoint.faults import SAVE_AGAIN, Damaged, named, shown
+from modernize.checkpoint.modules import is_module, notes_of, state_of
+from modernize.checkpoint.names import check_names
+from modernize.checkpoint.numpy_values import Array
+from modernize.checkpoint.places import Place, PlacedSource
+from modernize.checkpoint.records import ITEM_SIZES, Misfit, Storage, View
+from modernize.checkpoint.torch_legacy import TorchLegacy
+from modernize.checkpoint.torch_zip import TorchZip
+from modernize.errors import UnreadableFile
 
 
 def load_torch(path: Path, *, legacy: bool) -> Root:
-    """Load a torch file with its restricted unpickler.
+    """Read what a torch file holds, tensors by their places.
 
     Raises:
-        UnsafeFile: an object of a class that only running code could rebuild; the sentence names it.
-        UnreadableFile: damaged, or not a dictionary.
+        UnsafeFile: something that only running code could rebuild; the sentence names it.
+        UnreadableFile: damaged, more than limits.py allows, or without a dictionary or a module.
     """
-    try:
-        loaded = _load(path, legacy=legacy)
-    except pickle.UnpicklingError as error:
-        raise _refusal(path, str(error)) from error
-    except MemoryError as error:
-        raise UnreadableFile(f"{path} asks for more memory than there is", hint="copy or download it again") from error
-    except Exception as error:  # the unpickler and the archive reader raise whatever a damaged stream makes them
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnreadableFile(
-            f"{path} is damaged or cut short: {first}", hint="copy or download it again, and compare its size"
-        ) from error
-    if not isinstance(loaded, Mapping):
-        raise UnreadableFile(
-            f"{path} holds one {type(loaded).__name__}, where a dictionary of tensors was expected",
-            hint=_SAVE_AGAIN,
-        )
-    return Root(path, _with_tensors(loaded), TorchSource)
+    with named(path):
+        opened = TorchLegacy(path) if legacy else TorchZip(path)
+        for key, what in opened.faults.items():
+            raise Damaged(f"the storage {shown(key)}{_owner(opened.root, key)} {what}")
+        root = {"model": opened.root} if is_module(opened.root) else opened.root
+        usable = _usable(root) if isinstance(root, Mapping) else None
+    if usable is None:
+        what = "Tensor" if isinstance(root, View | Misfit) else type(root).__name__
+        raise UnreadableFile(f"{path} holds one {what}, where a dictionary of tensors was expected", hint=SAVE_AGAIN)
+
+    def source(path: Path, tensors: Mapping[str, Any]) -> PlacedSource:
+        return PlacedSource(path, _places(path, tensors, opened.starts), opened.checksums)
+
+    return Root(path, usable, source)
 
 
-def _with_tensors(items: Mapping[Any, Any], depth: int = 0) -> Mapping[Any, Any]:
-    """Numpy's arrays as tensors, wherever weights may lie."""
-    import torch
+def _owner(root: object, key: str) -> str:
+    """Which tensor looks into a storage, where it has a name."""
+    waiting, seen = [("", root)], set[int]()
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, View) and isinstance(value.storage, Storage) and value.storage.key == key and place:
+            return f" of {shown(place)}"
+        if isinstance(value, Mapping) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += [(shown(name), inner) for name, inner in value.items()]
+    return ""
 
+
+def _usable(items: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The same with numpy's arrays as tensors and modules as their weights, wherever weights may lie.
+
+    What a module says of itself stands beside its weights, where nothing else has that name.
+    """
+    usable = _turned(items)
+    for value in items.values():
+        if is_module(value):
+            usable = {**{key: note for key, note in notes_of(value).items() if key not in usable}, **usable}
+    return usable
+
+
+def _turned(items: Mapping[Any, Any], depth: int = 0) -> dict[Any, Any]:
     def turned(value: object) -> object:
         if isinstance(value, Array):
-            return None if value.value is None else torch.from_numpy(value.value)
+            return value.as_view()
+        if is_module(value):
+            return state_of(value)
         if isinstance(value, Mapping) and depth < DEEPEST:
-            return _with_tensors(value, depth + 1)
+            return _turned(value, depth + 1)
         return value
 
-    if not any(isinstance(value, Array | Mapping) for value in items.values()):
-        return items
     return {key: turned(value) for key, value in items.items()}
 
 
-def _load(path: Path, *, legacy: bool) -> Any:  # noqa: ANN401  (whatever the file holds)
-    import torch
-
-    with torch.serialization.safe_globals(STAND_INS):
-        if path.suffix != ".safetensors" and _is_text(str(path)):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=not legacy)
-        # by such names torch would take the file for safetensors, whatever it holds, or find nothing
-        with path.open("rb") as stream:
-            return torch.load(stream, map_location="cpu", weights_only=True)
-
-
-def _is_text(name: str) -> bool:
-    return name.encode("utf-8", "replace").decode("utf-8") == name
-
-
-def _refusal(path: Path, message: str) -> UnsafeFile | UnreadableFile:
-    culprit = _CULPRIT.search(message)
-    if culprit:
-        return UnsafeFile(
-            f"{path} holds an object of the class {culprit[1].rstrip('.')}, and rebuilding it would run code, "
-            "so the file is not loaded",
-            hint=_SAVE_AGAIN,
-        )
-    if "nsupported" in message:
-        return UnsafeFile(
-            f"{path} holds an object that only running code could rebuild, so it is not loaded",
-            hint=_SAVE_AGAIN,
-        )
-    return UnreadableFile(f"{path} is damaged: its pickle cannot be read", hint="copy or download it again")
+def _places(path: Path, tensors: Mapping[str, Any], starts: Mapping[str, int]) -> dict[str, Place]:
+    """Where each tensor lies. Raises UnreadableFile for one that cannot be read as it is."""
+    check_names(path, tensors)
+    places: dict[str, Place] = {}
+    for name, view in tensors.items():
+        if isinstance(view, Misfit):
+            raise UnreadableFile(
+                f"{path}: {name} is {view.what}", hint="save it dense and with its values, as a plain torch.Tensor"
+            )
+        if view.overlaps and view.numel:
+            raise UnreadableFile(
+                f"{path}: {name} is an expanded tensor, whose numbers stand for several elements each",
+                hint="save it whole: tensor.clone() in the place of the expanded one",
+            )
+        held = view.storage if isinstance(view.storage, bytes) else None
+        start = view.offset * ITEM_SIZES[view.dtype] + (0 if held is not None else starts[view.storage.key])
+        places[name] = Place(start=start, dtype=view.dtype, shape=view.shape, stride=view.stride, held=held)
+    return places

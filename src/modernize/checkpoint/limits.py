@@ -1,0 +1,25 @@
+"""How much a file may ask for. Everything that reads a file looks here first, and refuses what is above.
+
+Each stands well above what programs write (GPT-2 XL with its optimizer: 1,200 tensors, 40,000 instructions) and well
+below what a machine minds.
+"""
+
+# pickles
+OPCODES = 1_000_000  # instructions
+DEPTH = 100  # containers in one another
+PICKLE = 1 << 30  # bytes that one pickle in a zip may have
+INTEGER = 64  # bytes of a whole number
+LINE = 4096  # bytes of an argument that ends with its line
+
+# archives
+MEMBERS = 50_000  # in a zip
+
+# tensors
+TENSORS = 50_000  # in a file
+NAME = 512  # characters
+DIMENSIONS = 16  # axes
+SIZE = 1 << 48  # of one axis
+
+# texts of JSON
+HEADER = 1 << 24  # bytes of a safetensors header
+JSON = 1 << 24  # bytes of a configuration or an index

@@ -1,0 +1,93 @@
+"""The files that torch wrote before 1.6: five pickles one behind the other, then the bytes of each storage.
+
+a magic number · the protocol, 1001 · facts of the machine · the value itself · the keys of the storages in order
+then for each of these keys: how many numbers (8 bytes), and the numbers
+"""
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modernize.checkpoint.base import Checksum
+from modernize.checkpoint.faults import Damaged, Foreign, shown
+from modernize.checkpoint.pickle_machine import PickleMachine
+from modernize.checkpoint.pickle_names import CALLS, Call, dtype_of_storage
+from modernize.checkpoint.records import Name, Storage
+from modernize.checkpoint.torch_zip import checked_key, checked_numel
+
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+
+
+class TorchLegacy:
+    """The value that a file holds (`root`), and where each storage begins (`starts`). There are no checksums.
+
+    `faults` says of storages what is wrong with them.
+    """
+
+    checksums: Sequence[Checksum] = ()
+
+    def __init__(self, path: Path) -> None:
+        self.starts: dict[str, int] = {}
+        self.faults: dict[str, str] = {}
+        self._storages: dict[str, Storage] = {}
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            whole = memoryview(mapped)
+            try:
+                self._read(whole)
+            finally:
+                whole.release()
+
+    def _read(self, whole: memoryview) -> None:
+        magic, at = self._pickle(whole, 0, {})
+        if magic != MAGIC:
+            raise Damaged("it does not begin with the number that torch files begin with")
+        protocol, at = self._pickle(whole, at, {})
+        if protocol != PROTOCOL:
+            raise Foreign(f"its protocol is {shown(protocol)}, and only {PROTOCOL} is known")
+        facts, at = self._pickle(whole, at, {})
+        if not isinstance(facts, dict) or facts.get("little_endian") is not True:
+            raise Foreign("it was written on a big-endian machine, and only little-endian numbers are read")
+        self.root, at = self._pickle(whole, at, CALLS)
+        keys, at = self._pickle(whole, at, {})
+        if not isinstance(keys, list) or len(set(map(checked_key, keys))) != len(keys):
+            raise Damaged("its list of storages is none")
+        self.faults |= dict.fromkeys(sorted(self._storages.keys() - set(keys)), "is not in the file")
+        for key in keys:
+            at = self._place(whole, at, key)
+        if at != len(whole):
+            raise Damaged(f"{len(whole) - at:,} bytes stand behind its last storage")
+
+    def _pickle(self, whole: memoryview, at: int, calls: dict[Name, Call]) -> tuple[Any, int]:
+        machine = PickleMachine(whole, at, calls=calls, persistent=self._storage)
+        return machine.run(), machine.at
+
+    def _storage(self, reference: object) -> object:
+        """`("storage", torch.FloatStorage, key, location, numel, view)`, or `("module", class, file, text)`, of which
+        only the class counts.
+        """
+        if isinstance(reference, tuple) and len(reference) == 4 and reference[0] == "module":
+            return reference[1]
+        if not isinstance(reference, tuple) or len(reference) not in (5, 6) or reference[0] != "storage":
+            raise Damaged("its pickle refers to something that is no storage")
+        _, kind, key, _, numel = reference[:5]
+        found = Storage(checked_key(key), dtype_of_storage(kind), checked_numel(numel))
+        if self._storages.setdefault(found.key, found) != found:
+            raise Damaged(f"the storage {shown(found.key)} is described in two ways")
+        if len(reference) == 6 and reference[5] is not None:
+            raise Foreign(f"the storage {shown(found.key)} is a part of another, as torch before 0.4 wrote")
+        return found
+
+    def _place(self, whole: memoryview, at: int, key: str) -> int:
+        """Where a storage begins is noted; gives where it ends."""
+        found = self._storages.get(key)
+        if found is None:
+            raise Damaged(f"the storage {shown(key)} belongs to no tensor")
+        numel = int.from_bytes(whole[at : at + 8], "little", signed=True)
+        if len(whole) < at + 8 or numel != found.numel:
+            raise Damaged(f"the storage {shown(key)} is said to have {found.numel:,} numbers, and does not")
+        self.starts[key] = at + 8
+        end = at + 8 + found.nbytes
+        if end > len(whole):
+            raise Damaged(f"the storage {shown(key)} is not all there")
+        return end

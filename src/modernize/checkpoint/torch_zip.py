@@ -1,0 +1,87 @@
+"""The zip files that torch has written since 1.6: a pickle, and a member for the bytes of each storage."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from modernize.checkpoint import limits
+from modernize.checkpoint.base import Checksum
+from modernize.checkpoint.faults import Damaged, Foreign, TooMuch, shown
+from modernize.checkpoint.pickle_machine import PickleMachine
+from modernize.checkpoint.pickle_names import CALLS, dtype_of_storage
+from modernize.checkpoint.records import Storage
+from modernize.checkpoint.zip_members import Member, members_of
+
+
+class TorchZip:
+    """The value that a file holds (`root`), where each storage begins (`starts`), and its checksums.
+
+    `faults` says of storages what is wrong with them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.starts: dict[str, int] = {}
+        self.faults: dict[str, str] = {}
+        with path.open("rb") as stream:
+            self._members = members_of(stream, path.stat().st_size)
+            order = self._small(stream, "byteorder", "little")
+            if order != "little":
+                raise Foreign(f"its byte order is {shown(order)}, and only little-endian numbers are read")
+            raw = self._bytes(stream, "data.pkl", limits.PICKLE)
+        machine = PickleMachine(memoryview(raw), calls=CALLS, persistent=self._storage)
+        self.root: Any = machine.run()
+        if machine.at != len(raw):
+            raise Damaged("something stands behind the end of its pickle")
+        self.checksums: Sequence[Checksum] = [
+            Checksum(what=f"the member {shown(m.name)}", start=m.start, end=m.end, crc=m.crc)
+            for m in self._members.values()
+            if m.crc
+        ]
+
+    def _storage(self, reference: object) -> Storage:
+        """`("storage", torch.FloatStorage, key, location, numel)`; where it lived does not matter."""
+        if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
+            raise Damaged("its pickle refers to something that is no storage")
+        _, kind, key, _, numel = reference
+        storage = Storage(checked_key(key), dtype_of_storage(kind), checked_numel(numel))
+        member = self._members.get(f"data/{storage.key}")
+        if member is None:
+            self.faults[storage.key] = "is not in the file"
+        elif member.size != storage.nbytes:
+            self.faults[storage.key] = f"is said to have {storage.nbytes:,} bytes, and has {member.size:,}"
+        else:
+            self.starts[storage.key] = member.start
+        return storage
+
+    def _member(self, name: str) -> Member:
+        if name not in self._members:
+            raise Damaged(f"it has no member {name}")
+        return self._members[name]
+
+    def _small(self, stream: BinaryIO, name: str, otherwise: str) -> str:
+        if name not in self._members:
+            return otherwise
+        return self._bytes(stream, name, limits.LINE).decode("utf-8", "replace").strip()
+
+    def _bytes(self, stream: BinaryIO, name: str, limit: int) -> bytes:
+        member = self._member(name)
+        if member.size > limit:
+            raise TooMuch(f"a member {name} of {member.size:,} bytes, more than {limit:,}")
+        stream.seek(member.start)
+        raw = stream.read(member.size)
+        Checksum(what=f"the member {name}", start=0, end=member.size, crc=member.crc).check(raw)
+        return raw
+
+
+def checked_key(key: object) -> str:
+    """A storage's key. Raises Damaged for what is no text."""
+    if not isinstance(key, str):
+        raise Damaged(f"a storage has the key {shown(key)}")
+    return key
+
+
+def checked_numel(numel: object) -> int:
+    """A storage's number of elements. Raises Damaged for what is none."""
+    if not isinstance(numel, int) or isinstance(numel, bool) or not 0 <= numel <= limits.SIZE:
+        raise Damaged(f"a storage is said to have {shown(numel)} numbers")
+    return numel
