@@ -1,16 +1,26 @@
 """The command line: all commands in one program."""
 
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from modernize import __version__
 from modernize.boundary import run
 from modernize.commands import files, running, training
 
+
+class _Root(TyperGroup):
+    """The program itself, with a plain help: what draws boxes takes longer to load than all the rest of it."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401  (whatever typer says)
+        super().__init__(**{**options, "rich_markup_mode": None})
+
+
 app = typer.Typer(
     name="modernize",
+    cls=_Root,
     help="Carry a trained GPT with LayerNorm and learned positions over to RMSNorm and RoPE.",
     epilog="Begin with: modernize inspect CKPT",
     pretty_exceptions_enable=False,

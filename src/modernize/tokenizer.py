@@ -5,9 +5,7 @@ beside it, bytes for a vocabulary of 256.
 """
 
 import hashlib
-import io
 import json
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from modernize.checkpoint import limits, strict_json
 from modernize.checkpoint.envelope import vocabulary_in
+from modernize.checkpoint.faults import Fault, Unsafe
+from modernize.checkpoint.pickle_machine import PickleMachine
 from modernize.errors import BadData, MissingTokenizer
 
 if TYPE_CHECKING:
@@ -238,24 +239,17 @@ def _read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
     return inner
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Rebuilds plain values only: every class or function that a pickle asks for is refused."""
-
-    def find_class(self, module: str, name: str) -> object:
-        """Refuse."""
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
 def _read_meta(path: Path) -> dict[str, int]:
-    """Token -> id of nanoGPT's `meta.pkl` (also as JSON). Raises BadData."""
+    """Token -> id of nanoGPT's `meta.pkl` (also as JSON): a pickle that calls nothing. Raises BadData."""
     try:
         raw = path.read_bytes()
-        plain = json.loads(raw) if raw[:1] == b"{" else _PlainUnpickler(io.BytesIO(raw)).load()
-        found = vocabulary_in(plain) if isinstance(plain, dict) else {}
-    except Exception as error:  # a damaged pickle can raise anything
-        raise BadData(
-            f"{path} cannot be read as a vocabulary: {error}", hint="name another with --tokenizer"
-        ) from error
+        plain = (
+            strict_json.parse(raw, limits.JSON) if raw[:1] == b"{" else PickleMachine(memoryview(raw), calls={}).run()
+        )
+    except (OSError, Fault) as error:
+        said = f"it {error}" if isinstance(error, Unsafe) else str(error)
+        raise BadData(f"{path} cannot be read as a vocabulary: {said}", hint="name another with --tokenizer") from error
+    found = vocabulary_in(plain) if isinstance(plain, dict) else {}
     if not found:
         raise BadData(f"{path} holds neither stoi nor chars", hint="name another tokenizer with --tokenizer")
     return found

@@ -41,7 +41,7 @@ def inspect(
     weights: Weights,
     out: "Output",
 ) -> None:
-    """Say what a checkpoint is, and what conversion would do to it and save."""
+    """Say what a checkpoint is, and what converting would do."""
     from modernize.inspection import inspect as look
     from modernize.rewrite.plan import Plan
     from modernize.show import show_inspection

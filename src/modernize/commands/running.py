@@ -74,7 +74,7 @@ def compare(
     rope: "Rope",
     out: "Output",
 ) -> None:
-    """Measure an old and a new checkpoint side by side, also past the old context."""
+    """Measure an old and a new checkpoint side by side. The table goes on past the old context."""
     from modernize.measure import check_comparable
     from modernize.measure import compare as measure
     from modernize.plot import check_plot, plot_comparison
@@ -115,7 +115,7 @@ def sample(
     rope: "Rope",
     out: "Output",
 ) -> None:
-    """Let an old or a new checkpoint write: an old one up to its context, a new one also past it."""
+    """Let an old or a new checkpoint write. An old one stops at its context, a new one goes on past it."""
     from modernize.sample import write_text
     from modernize.tokenizer import IdsTokenizer
 

@@ -42,7 +42,7 @@ def finetune(
     weights: Weights,
     out: "Output",
 ) -> None:
-    """Train all weights for some steps, to win back the old model's loss."""
+    """Train all weights to win back the old model's loss."""
     from modernize.interrupts import caught
     from modernize.parallel import join
     from modernize.show import show_finetune, watch_finetune
