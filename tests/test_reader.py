@@ -64,7 +64,8 @@ def judged(path, wanted):
 
 
 def raw(tensor):
-    return bytes(tensor.detach().clone().contiguous().untyped_storage())
+    storage = tensor.detach().clone(memory_format=torch.contiguous_format).untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
