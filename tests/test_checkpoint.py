@@ -359,6 +359,35 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path, change, said):
         open_checkpoint(sharded(tmp_path / "hf", change=change))
 
 
+def test_shards_that_are_links_stay_in_the_folder_or_in_the_hub_cache(tmp_path):
+    """The hub keeps `models--x/snapshots/REVISION/NAME -> ../../blobs/HASH`; any other way out is refused."""
+    whole = sharded(tmp_path / "whole")
+    repository = tmp_path / "models--x"
+    for folder in ("snapshots/0123", "blobs"):
+        (repository / folder).mkdir(parents=True)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for number, file in enumerate(sorted(whole.iterdir())):
+        (repository / "blobs" / str(number)).write_bytes(file.read_bytes())
+        (repository / "snapshots" / "0123" / file.name).symlink_to(f"../../blobs/{number}")
+        (plain / file.name).symlink_to(file)
+    assert same(recognise(open_checkpoint(repository / "snapshots" / "0123")).state())
+    linked = tmp_path / "linked"
+    linked.symlink_to(whole)
+    assert same(recognise(open_checkpoint(linked)).state())
+    with pytest.raises(UnreadableFile, match="leads out of its folder"):
+        open_checkpoint(plain)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path, name):
+    folder = sharded(tmp_path / "hf") if name.endswith("index.json") else hf_folder(tmp_path / "hf")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(UnreadableFile):
+        open_checkpoint(folder)
+
+
 def test_code_in_a_folder_is_never_run(tmp_path):
     hf_folder(tmp_path / "hf", auto_map={"AutoModelForCausalLM": "evil.Model"})
     for name in ("evil.py", "config.py"):

@@ -150,6 +150,49 @@ def test_names_with_markup_and_control_characters_are_shown_as_text(run, tmp_pat
     assert "\x1b" not in result.err
 
 
+HOSTILE = "[red]\x1b[2J\x9b31m\u202e\nerror: no"
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "inspect --json", "convert --json"])
+@pytest.mark.parametrize("place", ["beside", "among", "vocabulary", "setting", "metadata"])
+def test_no_name_from_a_file_reaches_the_terminal_raw(run, tmp_path, command, place):
+    """Whether a file is taken or refused: as a tensor's name, a token, a setting or the metadata of a modern file."""
+    import torch
+
+    spec = tiny.spec()
+    keys = tiny.as_dialect(tiny.jittered(spec), spec, tiny.dialect("nanogpt"))
+    held = {"model": keys, "model_args": tiny.model_args(spec)}
+    if place == "beside":
+        held[HOSTILE] = torch.ones(3)
+    elif place == "among":
+        keys[HOSTILE] = torch.ones(3)
+    elif place == "vocabulary":
+        held["stoi"] = {HOSTILE: 10**6}
+    elif place == "setting":
+        held["model_args"]["activation"] = HOSTILE
+    else:
+        held["config"] = {"model_type": HOSTILE, "block_size": HOSTILE, HOSTILE: HOSTILE}
+    torch.save(held, tmp_path / "m.pt")
+    name, *options = command.split()
+    output = [tmp_path / "new.safetensors", "--init", "fold"] if name == "convert" else []
+    result = run(name, tmp_path / "m.pt", *output, *options)
+    assert result.code in (0, 3)
+    shown = result.out + result.err
+    assert all(c.isprintable() for c in shown if c != "\n")
+    assert not any(line.startswith("error: no") for line in shown.splitlines())
+
+
+def test_a_bug_shows_no_name_raw_either(run, nano, monkeypatch):
+    def fails(*args, **kwargs):
+        raise RuntimeError(HOSTILE)
+
+    monkeypatch.setattr("modernize.inspection.inspect", fails)
+    result = run("inspect", nano)
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert all(c.isprintable() for c in result.err if c != "\n")
+
+
 IMPORTS = """
 import sys
 {before}

@@ -1,19 +1,39 @@
 """Output for people, programs and silence."""
 
 import io
+import json
 import sys
 
 import pytest
 
-from modernize.console import Output, bar, number, printable
+from modernize.console import Output, bar, brief, number, printable
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("plain √d", "plain √d"), ("a\x1b[31mb", "a\\x1b[31mb"), ("a\nb", "a\nb"), ("\u202e", "\\u202e")],
+    [("plain √d", "plain √d"), ("a\x1b[31mb", "a\\x1b[31mb"), ("a\nb", "a\\nb"), ("\u202e", "\\u202e")],
 )
 def test_what_cannot_be_printed_is_escaped(text, shown):
     assert printable(text) == shown
+
+
+def test_what_is_too_long_is_shown_by_its_ends():
+    assert brief("a" * 100) == "a" * 100
+    assert len(brief("a" * 300_000)) < 2_100
+    assert brief("a" * 300_000 + "end").endswith("aend")
+
+
+def test_json_holds_no_character_that_a_terminal_obeys(capsys):
+    hostile = "\x1b[2J\x9b31m\u202e\ud800\n[red]"
+    Output(as_json=True).answer({hostile: hostile}, lambda out: None)
+    text = capsys.readouterr().out
+    assert text.rstrip("\n").isprintable()
+    assert json.loads(text)[hostile] == hostile
+
+
+def test_a_line_keeps_its_blank_lines_and_no_others(capsys):
+    Output().line("\na\nb\n")
+    assert capsys.readouterr().out == "\na\\nb\n\n"
 
 
 def test_numbers_are_grouped():

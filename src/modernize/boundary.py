@@ -29,7 +29,7 @@ def run(app: typer.Typer) -> NoReturn:
         code = app(prog_name="modernize", standalone_mode=False)
     except ModernizeError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         _say(error)
         code = error.exit_code
     except _ClickException as error:
@@ -39,13 +39,13 @@ def run(app: typer.Typer) -> NoReturn:
         code = 130
     except OSError as error:  # of the machine and not of the program: permissions, names, a full disk
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         failed = OutputRefused if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else UnreadableFile
         about = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         _say(failed(f"{about}{error.strerror or error}", hint="check the name, the permissions and the space there"))
         code = failed.exit_code
     except Exception as error:
-        traceback.print_exc()
+        _print_traceback()
         _say(ModernizeError(f"this is a bug: {type(error).__name__}", hint="please report it with the lines above"))
         code = ModernizeError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
@@ -71,6 +71,14 @@ def _say(error: ModernizeError) -> None:
     from modernize.console import Output
 
     Output().error(error)
+
+
+def _print_traceback() -> None:
+    """Where an error came from; what it says can hold names from a file."""
+    from modernize.console import printable
+
+    for line in traceback.format_exc().splitlines():
+        sys.stderr.write(f"{printable(line)}\n")
 
 
 def _usage_sentence(error: Exception) -> str:

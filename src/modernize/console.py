@@ -27,6 +27,7 @@ SCHEMA = 1
 PATIENCE = 2.0  # seconds for which a stage of work is silent where there is no bar
 _PIPED_WIDTH = 240  # columns; nothing is folded for a program that reads
 _BLOCKS = "▏▎▍▌▋▊▉█"
+_LONGEST = 2_000  # characters of a sentence that is shown whole; names from a file can be as long as they like
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
 
@@ -46,14 +47,16 @@ class Output:
             return
         if self.as_json:
             text = json.dumps(_finite({"schema": SCHEMA, **plain}), ensure_ascii=False, allow_nan=False)
-            sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+            sys.stdout.write("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text) + "\n")
             sys.stdout.flush()
         else:
             human(self)
 
     def line(self, text: str, style: str = "") -> None:
-        """One line of the answer."""
-        self._out.print(Text(printable(text), style=style), soft_wrap=True)
+        """One line of the answer, with what blank lines stand around it."""
+        bare = text.strip("\n")
+        before, _, after = text.partition(bare) if bare else (text, "", "")
+        self._out.print(Text(f"{before}{printable(bare)}{after}", style=style), soft_wrap=True)
 
     def stream(self, text: str) -> None:
         """A piece of the answer, at once and without an end of line; a terminal gets no control characters."""
@@ -76,18 +79,18 @@ class Output:
             if self._line_is_open and sys.stdout.isatty() and sys.stderr.isatty():
                 self._err.print()  # on the screen that both share, it gets a line of its own
                 self._line_is_open = False
-            self._err.print(Text(printable(text)), soft_wrap=True)
+            self._err.print(Text(brief(text)), soft_wrap=True)
 
     def warnings(self, texts: Sequence[str]) -> None:
         """Warnings, a line each."""
         for text in texts:
             if not (self.quiet or self.muted):
-                self._err.print(Text(f"warning: {printable(text)}", style="yellow"), soft_wrap=True)
+                self._err.print(Text(f"warning: {brief(text)}", style="yellow"), soft_wrap=True)
 
     def error(self, error: ModernizeError) -> None:
         """An error and its hint, a line each."""
-        self._err.print(Text(f"error: {printable(error.sentence)}", style="red"), soft_wrap=True)
-        self._err.print(Text(f"hint: {printable(error.hint)}"), soft_wrap=True)
+        self._err.print(Text(f"error: {brief(error.sentence)}", style="red"), soft_wrap=True)
+        self._err.print(Text(f"hint: {brief(error.hint)}"), soft_wrap=True)
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Progress]:
@@ -144,7 +147,7 @@ class Output:
             task = bar.add_task(printable(title), total=None, said="")
 
             def advance(done: int, total: int, text: str = "") -> None:
-                bar.update(task, completed=done, total=total, said=text)
+                bar.update(task, completed=done, total=total, said=printable(text))
 
             yield advance
 
@@ -171,8 +174,14 @@ def _finite(value: Any) -> Any:  # noqa: ANN401  (any plain value)
 
 
 def printable(text: str) -> str:
-    """Text as it can be shown: control and other unprintable characters escaped, line ends kept."""
-    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
+    """Text as it can be shown in one line: line ends, control and other unprintable characters escaped."""
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def brief(text: str) -> str:
+    """The same, of what is too long to be read only its beginning and its end."""
+    shown = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 200]} … {text[-200:]}"
+    return printable(shown)
 
 
 def _escape(character: str) -> str:

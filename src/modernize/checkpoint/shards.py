@@ -31,6 +31,8 @@ class ShardedSource:
     def __init__(self, index: Path) -> None:
         where = _weight_map(index)
         self.files = tuple(index.parent / name for name in sorted(set(where.values())))
+        for shard in self.files:
+            _check_link(shard)
         missing = [file.name for file in self.files if not file.is_file()]
         if missing:
             raise UnreadableFile(f"{index} names {missing[0]}, which is not there", hint=_AGAIN)
@@ -70,6 +72,20 @@ class ShardedSource:
         if self._sources[a] is self._sources[b]:
             return self._sources[a].equal(a, b)
         return bool(np.array_equal(self.array(a), self.array(b)))
+
+
+def _check_link(file: Path) -> None:
+    """A shard that is a link stays in its folder, or is one of the hub's own cache: snapshots/REVISION -> blobs.
+
+    Raises UnreadableFile for one that leads elsewhere, as a folder from a stranger could have.
+    """
+    home, real = file.parent.resolve(), file.resolve()
+    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not any(real.is_relative_to(folder) for folder in (home, cache)):
+        raise UnreadableFile(
+            f"{file} is a link that leads out of its folder, to {real}",
+            hint="copy the shards into the folder, or give the folder that holds them",
+        )
 
 
 def source_of(file: Path) -> Source:

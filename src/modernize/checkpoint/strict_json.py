@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from modernize.checkpoint import limits
-from modernize.checkpoint.faults import Damaged, TooMuch, shown
+from modernize.checkpoint.faults import Damaged, Foreign, TooMuch, shown
 
 
 def parse(raw: bytes, limit: int) -> Any:  # noqa: ANN401  (any plain value)
@@ -19,7 +19,9 @@ def parse(raw: bytes, limit: int) -> Any:  # noqa: ANN401  (any plain value)
 
 
 def read(path: Path) -> Any:  # noqa: ANN401
-    """The JSON of a file. Raises Damaged, TooMuch, OSError."""
+    """The JSON of a file. Raises Damaged, TooMuch, Foreign, OSError."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise Foreign(f"{path.name} is no regular file")
     with path.open("rb") as stream:
         return parse(stream.read(limits.JSON + 1), limits.JSON)
 
