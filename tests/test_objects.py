@@ -66,6 +66,38 @@ class Old:
         return copyreg._reconstructor, (Old, object, None), {"n_head": 4, "activation": "gelu"}
 
 
+class Node:
+    """As omegaconf's AnyNode: a value, and the object around it."""
+
+    def __init__(self, value, parent):
+        self._val, self._parent = value, parent
+
+
+class DictConfig:
+    """As omegaconf's: its nodes refer back to it."""
+
+    def __init__(self, **values):
+        self._metadata, self._parent = Fields(), None
+        self._content = {name: Node(value, self) for name, value in values.items()}
+
+
+class ConfigDict:
+    """As ml_collections'."""
+
+    def __init__(self, **values):
+        self._locked, self._fields = False, values
+
+
+class BaseModel:
+    """As pydantic's, whose state has the fields under their Python name."""
+
+    def __init__(self, **values):
+        self.__dict__ = values
+
+    def __getstate__(self):
+        return {"__dict__": self.__dict__, "__pydantic_fields_set__": set(), "__pydantic_extra__": None}
+
+
 CONFIGS = {
     "class": GPTConfig(),
     "slots": Slotted(),
@@ -74,6 +106,9 @@ CONFIGS = {
     "simple namespace": types.SimpleNamespace(n_head=4, activation="gelu"),
     "dict": Attributes(n_head=4, activation="gelu"),
     "before protocol 2": Old(),
+    "omegaconf": DictConfig(n_head=4, activation="gelu"),
+    "ml_collections": ConfigDict(n_head=4, activation="gelu"),
+    "pydantic": BaseModel(n_head=4, activation="gelu"),
 }
 
 

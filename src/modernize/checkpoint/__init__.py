@@ -15,6 +15,7 @@ torch_file.py        files that torch wrote, as the dictionary that they hold
   records.py           what a pickle leaves behind: names, objects, storages, tensors
   numpy_values.py      numpy's numbers and arrays
   modules.py           whole modules: their weights, and what they say of themselves
+  configurations.py    where objects of configuration libraries keep their values
 safetensors_file.py  safetensors
   strict_json.py       JSON in which every name stands once
 places.py            tensors by where their bytes lie, read one at a time; needs torch only for torch's tensors

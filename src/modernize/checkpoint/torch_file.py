@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from modernize.checkpoint.configurations import unfolded
 from modernize.checkpoint.envelope import DEEPEST, Root
 from modernize.checkpoint.faults import SAVE_AGAIN, Damaged, named, shown
 from modernize.checkpoint.modules import is_module, notes_of, state_of
@@ -53,7 +54,8 @@ def _owner(root: object, key: str) -> str:
 
 
 def _usable(items: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The same with numpy's arrays as tensors and modules as their weights, wherever weights may lie.
+    """The same with numpy's arrays as tensors, modules as their weights and configurations as their values, wherever
+    weights and settings may lie.
 
     What a module says of itself stands beside its weights, where nothing else has that name.
     """
@@ -70,6 +72,7 @@ def _turned(items: Mapping[Any, Any], depth: int = 0) -> dict[Any, Any]:
             return value.as_view()
         if is_module(value):
             return state_of(value)
+        value = unfolded(value)
         if isinstance(value, Mapping) and depth < DEEPEST:
             return _turned(value, depth + 1)
         return value
