@@ -11,7 +11,7 @@ PACKAGE = Path(modernize.__file__).parent
 # read, recognise, rewrite, tune, write: a module may import what stands on its own line or above
 ORDER = (
     ("errors", "choices", "progress"),
-    ("spec", "events"),
+    ("spec", "events", "whole"),
     ("checkpoint",),
     ("stored",),
     ("dialects",),

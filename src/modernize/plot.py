@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from modernize.errors import UsageError
 from modernize.measure import Comparison
-from modernize.write import write_whole
+from modernize.whole import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,6 @@ beside it that the next run finds.
 import codecs
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from modernize.errors import BadData
 from modernize.progress import Progress, silent
 from modernize.tokenizer import Tokenizer
+from modernize.whole import write_whole
 
 LARGE = 1 << 24  # bytes; tokenizers need a hundred times that for a moment
 PIECE = 1 << 22  # bytes
@@ -26,7 +26,8 @@ LONGEST_LINE = 1 << 26  # characters; one that is longer is cut where it is
 def encode_file(path: Path, tokenizer: Tokenizer, *, progress: Progress = silent) -> NDArray[Any]:
     """Ids of a UTF-8 text, (n,), mapped from a cache where it is large; line ends are kept as they are.
 
-    Raises BadData for what cannot be read, and for what the tokenizer has no token for.
+    Raises BadData for what cannot be read, and for what the tokenizer has no token for; OutputRefused where there is no
+    room for the cache.
     """
     try:
         size, changed = path.stat().st_size, path.stat().st_mtime_ns
@@ -39,25 +40,12 @@ def encode_file(path: Path, tokenizer: Tokenizer, *, progress: Progress = silent
         if not cache.exists() and not os.access(path.parent, os.W_OK):
             return np.concatenate(list(pieces))
         if not cache.exists():
-            _write(cache, pieces)
+            write_whole(cache, pieces)
         return np.memmap(cache, dtype=dtype, mode="r")
     except OSError as error:
         raise BadData(
-            f"{error.filename or path} cannot be read or written: {error.strerror}",
-            hint="check permissions and space; the ids of a large text are kept in a file beside it",
+            f"{error.filename or path} cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
-
-
-def _write(cache: Path, pieces: Iterator[NDArray[Any]]) -> None:
-    aside = cache.with_name(f".{cache.name}.{secrets.token_hex(4)}.part")
-    try:
-        with aside.open("xb") as stream:
-            for piece in pieces:
-                stream.write(piece.tobytes())
-        aside.replace(cache)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def _pieces(path: Path, progress: Progress = silent) -> Iterator[str]:

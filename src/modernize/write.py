@@ -1,4 +1,4 @@
-"""Write: a file, whole or not at all, and above all the safetensors file of a model.
+"""Write: the safetensors file of a model, and what is asked of an output before any work is done.
 
 The bytes are laid out here and not by the safetensors package because that writes metadata in an order that changes
 from run to run, and the same conversion has to give the same bytes. (Layout: 8 bytes of length, a JSON header, data.)
@@ -6,29 +6,32 @@ from run to run, and the same conversion has to give the same bytes. (Layout: 8 
 
 import itertools
 import json
+import math
 import os
-import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modernize import __version__
 from modernize.errors import BadTensors, OutputRefused, UsageError
-from modernize.spec import ModernConfig, State
+from modernize.spec import ModernConfig, Shape, State
 from modernize.stored import METADATA_KEY, SCHEMA
+from modernize.whole import Part, resolve_output, write_whole
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-DTYPE_NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "uint8": "U8",
+# names in torch, names in the file and bytes
+DTYPES = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int64": ("I64", 8),
+    "uint8": ("U8", 1),
 }
+Row: TypeAlias = "tuple[Shape, torch.dtype | str]"
 
 
 def check_output(path: Path, *, inputs: tuple[Path, ...], force: bool) -> None:
@@ -49,13 +52,13 @@ def _check_output(path: Path, inputs: tuple[Path, ...], force: bool) -> None:
     for source in inputs:
         if path.exists() and source.exists() and path.samefile(source):
             raise OutputRefused(f"the output {path} is the input {source}", hint="give the output another name")
-    if path.is_dir() or (path.exists() and not path.is_file()):
-        raise OutputRefused(f"the output {path} is not a regular file", hint="give the name of a file")
-    if path.exists() and not force:
+    target = resolve_output(path)
+    if target.exists() and not force:
         raise OutputRefused(f"the output {path} exists already", hint="give another name, or --force to replace it")
-    folder = Path(os.path.realpath(path)).parent
+    folder = target.parent
     if not folder.is_dir():
-        raise OutputRefused(f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'")
+        shown = folder if path.is_symlink() else path.parent
+        raise OutputRefused(f"there is no folder {shown}", hint=f"make it first: mkdir -p '{shown}'")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputRefused(f"nothing can be written into the folder {folder}", hint="check its permissions")
 
@@ -100,31 +103,20 @@ def model_metadata(
 
 def write_tensors(path: Path, state: State, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file, whole or not at all. Raises OutputRefused; see `write_whole`."""
-    write_whole(path, itertools.chain([_header(state, metadata)], map(_bytes, state.values())))
+    rows: dict[str, Row] = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+    write_streamed(path, rows, state.values(), metadata)
 
 
-def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file beside its final place, and move it there when it is whole.
+def write_streamed(
+    path: Path, rows: Mapping[str, Row], pieces: "Iterable[Tensor]", metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file whose tensors are made while it is written, whole or not at all.
 
-    Raises OutputRefused when it cannot be written; what was there before is then still there.
+    `rows` tells the shape and the dtype of each name. `pieces` are the tensors in the same order, each as one piece or
+    as several, say some rows at a time, whose bytes follow each other; none is held longer than it takes to write it.
+    Raises OutputRefused (see `write_whole`), ValueError for pieces that are not what the rows tell.
     """
-    target = Path(os.path.realpath(path))  # a link is written through, not replaced
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.writelines(parts)
-                stream.flush()
-                os.fsync(stream.fileno())
-            aside.replace(target)
-        except BaseException:  # also an interrupt leaves nothing behind
-            aside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OutputRefused(
-            f"{path} cannot be written: {error.strerror or error}", hint="check the space and the permissions there"
-        ) from error
+    write_whole(path, itertools.chain([_header(rows, metadata)], _data(rows, pieces)))
 
 
 def cast(state: State, dtype: "torch.dtype", *, origin: Callable[[str], str]) -> State:
@@ -144,23 +136,54 @@ def cast(state: State, dtype: "torch.dtype", *, origin: Callable[[str], str]) ->
     return cast_state
 
 
-def _header(state: State, metadata: Mapping[str, str]) -> bytes:
-    rows: dict[str, Any] = {"__metadata__": dict(metadata)}
+def _header(rows: Mapping[str, Row], metadata: Mapping[str, str]) -> bytes:
+    told: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
-    for name, tensor in state.items():
-        size = tensor.numel() * tensor.element_size()
-        rows[name] = {
-            "dtype": DTYPE_NAMES[str(tensor.dtype).removeprefix("torch.")],
-            "shape": list(tensor.shape),
+    for name, (shape, dtype) in rows.items():
+        size = _size(shape, dtype)
+        told[name] = {
+            "dtype": DTYPES[_word(dtype)][0],
+            "shape": list(shape),
             "data_offsets": [at, at + size],
         }
         at += size
-    text = json.dumps(rows, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=True).encode("ascii")
     text += b" " * (-len(text) % 8)  # data starts at a multiple of eight
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes(tensor: "Tensor") -> Any:  # noqa: ANN401  (a buffer: an array of bytes)
+def _data(rows: Mapping[str, Row], pieces: "Iterable[Tensor]") -> Iterator[Part]:
+    """The bytes of the pieces, row by row. Raises ValueError where the two differ."""
+    coming = filter(_is_filled, pieces)  # unlike a loop, this holds no piece while the next one is made
+    for name, (shape, dtype) in rows.items():
+        left = _size(shape, dtype)
+        while left:
+            piece = next(coming, None)
+            if piece is None or _word(piece.dtype) != _word(dtype) or (size := piece.nbytes) > left:
+                found = "nothing" if piece is None else f"{tuple(piece.shape)} of {piece.dtype}"
+                raise ValueError(f"{name} is {tuple(shape)} of {dtype}; for its last {left} bytes there is {found}")
+            part = _bytes(piece)
+            del piece
+            yield part
+            del part  # before the next one is made
+            left -= size
+    if next(coming, None) is not None:
+        raise ValueError("there are more pieces than rows")
+
+
+def _is_filled(piece: "Tensor") -> bool:
+    return piece.numel() > 0
+
+
+def _size(shape: Shape, dtype: "torch.dtype | str") -> int:
+    return math.prod(shape) * DTYPES[_word(dtype)][1]
+
+
+def _word(dtype: "torch.dtype | str") -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: "Tensor") -> Part:
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)
