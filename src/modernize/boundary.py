@@ -23,6 +23,8 @@ _ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if
 def run(app: typer.Typer) -> NoReturn:
     """Run an app on the process's arguments and exit."""
     signal.signal(signal.SIGTERM, _terminated)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _terminated)
     _open_streams()
     debug = os.environ.get("MODERNIZE_DEBUG") == "1"
     try:

@@ -13,6 +13,7 @@ import torch
 
 from modernize.errors import UnreadableFile, UsageError
 from modernize.spec import State
+from modernize.whole import clear_leftovers
 from modernize.write import write_tensors
 
 HISTORY = "history"
@@ -76,6 +77,7 @@ class RunFile:
         """The run is over."""
         if self.writes:
             self.path.unlink(missing_ok=True)
+            clear_leftovers(self.path)  # of a run that was killed while it saved
 
     def _check(self, saved: Mapping[str, Any]) -> None:
         for name in {**saved, **self.identity}:

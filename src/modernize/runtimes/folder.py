@@ -1,17 +1,19 @@
 """A folder for `transformers`: weights in shards, and the whole of it there or not at all."""
 
 import contextlib
+import ctypes
 import json
 import os
 import re
-import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernize.errors import OutputRefused
 from modernize.spec import State
+from modernize.whole import aside_of, clear_leftovers, hold, sync_folder, write_whole
 from modernize.write import write_tensors
 
 if TYPE_CHECKING:
@@ -88,22 +90,29 @@ def _is_export(folder: Path) -> bool:
 def whole_folder(path: Path, check: Callable[[], None]) -> Iterator[Path]:
     """A folder aside, to be filled, which takes its place in the end; nothing of it stays where that fails.
 
-    `check` is asked again just before. Raises what it raises, and OutputRefused where it cannot be made.
+    `check` is asked again just before. What killed runs left aside is removed. Raises what `check` raises, and
+    OutputRefused where the folder cannot be made.
     """
     target = Path(os.path.realpath(path))  # a link is written through, not replaced
-    mark = secrets.token_hex(4)
-    aside, before = (target.with_name(f".{target.name}.{mark}.{end}") for end in ("part", "old"))
     try:
-        aside.mkdir()
+        clear_leftovers(target, folders=True)
+        if target.exists():  # else the old one is the only one
+            clear_leftovers(target, end="old", folders=True)
+        aside = aside_of(target)
         try:
-            yield aside
-            check()
-            if not target.exists():
-                aside.rename(target)
-            elif any(target.iterdir()):
-                _change_places(aside, target, before)
-            else:
-                _fill_up(aside, target)
+            aside.mkdir()
+            with _held(aside):
+                yield aside
+                check()
+                sync_folder(aside)
+                if not target.exists():
+                    aside.rename(target)
+                elif any(target.iterdir()):
+                    _change_places(aside, target)
+                else:
+                    _fill_up(aside, target)
+                sync_folder(target)
+                sync_folder(target.parent)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
@@ -112,9 +121,29 @@ def whole_folder(path: Path, check: Callable[[], None]) -> Iterator[Path]:
         ) from error
 
 
-def _change_places(aside: Path, target: Path, before: Path) -> None:
-    """Two folders cannot change places at once: the old one is set aside, and comes back where that fails."""
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Locked, so that no other run takes it for a leftover."""
+    if sys.platform == "win32":  # which opens no folders
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        hold(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _change_places(aside: Path, target: Path) -> None:
+    """The new folder for the old one, at once where the system can do that.
+
+    Where it can't, the old one is set aside, and comes back where the rest fails.
+    """
     shutil.copymode(target, aside)
+    if _swapped(aside, target):
+        return  # the old one is aside now, and goes as what is there goes
+    before = aside_of(target, "old")
     target.rename(before)
     try:
         aside.rename(target)
@@ -122,6 +151,15 @@ def _change_places(aside: Path, target: Path, before: Path) -> None:
         before.rename(target)
         raise
     shutil.rmtree(before)
+
+
+def _swapped(one: Path, other: Path) -> bool:
+    """Whether the two have each other's names now. Linux can, on most file systems; Python has no call for it."""
+    if sys.platform != "linux":
+        return False
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def _fill_up(aside: Path, target: Path) -> None:
@@ -134,11 +172,8 @@ def _fill_up(aside: Path, target: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file that is on the disk when this comes back. Raises OSError."""
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+    """A text file that is on the disk when this comes back. Raises OutputRefused."""
+    write_whole(path, [text.encode()])
 
 
 def write_json(path: Path, plain: Mapping[str, Any]) -> None:
