@@ -246,7 +246,7 @@ def test_the_mode_follows_the_umask(run, nano, tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(run, nano, tmp_path):
     (tmp_path / "sealed").mkdir(mode=0o555)
     result = run("convert", nano, tmp_path / "sealed" / "new.safetensors")
-    assert (result.code, "cannot be written" in result.err) == (4, True)
+    assert (result.code, "nothing can be written into" in result.err) == (4, True)
 
 
 def test_a_vocabulary_beside_that_is_none_is_a_warning(run, nano, tmp_path):

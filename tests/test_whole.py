@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import random
+import re
 import resource
 import select
 import shutil
@@ -22,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file
 
@@ -36,7 +36,7 @@ from modernize.tokenizer import BytesTokenizer
 from modernize.whole import SLICE, aside_of, clear_leftovers, write_whole
 from modernize.write import write_streamed, write_tensors
 
-PART = r".out.[0-9a-f]{8}.part"
+PART = r"\.out\.[0-9a-f]{8}\.part"
 root = os.geteuid() == 0
 
 
@@ -45,13 +45,6 @@ def out(tmp_path):
     """A path in a folder of its own."""
     (tmp_path / "in").mkdir()
     return tmp_path / "in" / "out"
-
-
-@pytest.fixture
-def no_umask():
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 def names(path):
@@ -201,7 +194,7 @@ def test_it_is_written_aside_in_the_same_folder(out, monkeypatch, tmp_path):
     found = []
     write_whole(out, meanwhile(lambda: found.extend(names(out))))
     (name,) = found
-    assert pytest.importorskip("re").fullmatch(PART, name)
+    assert re.fullmatch(PART, name)
 
 
 def test_no_more_than_one_part_is_held(out):
@@ -225,14 +218,12 @@ STATE = {
     "b": torch.arange(6).reshape(2, 3).to(torch.bfloat16),
     "c": torch.arange(3),
 }
-ROWS = {
-    name: (tuple(t.shape), str(t.dtype).removeprefix("torch.") if name == "b" else t.dtype) for name, t in STATE.items()
-}
+ROWS = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in STATE.items()} | {"b": ((2, 3), "bfloat16")}
 
 
 def test_a_file_is_the_same_in_pieces(out):
     write_tensors(out, STATE, {"format": "pt"})
-    pieces = (piece.T.contiguous().T for tensor in STATE.values() for piece in tensor.split(1) if tensor.numel())
+    pieces = (piece for tensor in STATE.values() for piece in tensor.split(1))
     write_streamed(out.with_name("other"), ROWS, pieces, {"format": "pt"})
     assert out.read_bytes() == out.with_name("other").read_bytes()
     found = load_file(out)
@@ -253,7 +244,7 @@ def test_a_file_is_the_same_in_pieces(out):
 )
 def test_pieces_that_are_not_what_was_told_are_a_bug(out, change):
     out.write_bytes(b"old")
-    with pytest.raises(ValueError, match="pieces|of torch"):
+    with pytest.raises(ValueError, match=r"more pieces|there is"):
         write_streamed(out, ROWS, change(list(STATE.values())), {})
     assert (names(out), out.read_bytes()) == (["out"], b"old")
 
@@ -445,8 +436,9 @@ def test_what_a_killed_run_left_goes(out):
 
 
 def test_only_names_of_ours_go_and_only_files(out):
-    near = [".out.0123456.part", ".out.012345678.part", ".out.0123456G.part", ".out.01234567.part~", "out.01234567.part",
-            ".Xout.01234567.part", ".ou.01234567.part", ".out.x.01234567.part", ".out.01234567.old"]  # fmt: skip
+    odd = ("0123456", "012345678", "0123456G", "x.01234567")
+    near = [*(f".out.{mark}.part" for mark in odd), ".out.01234567.part~", "out.01234567.part", ".Xout.01234567.part"]
+    near += [".ou.01234567.part", ".out.01234567.old"]
     for name in near:
         out.with_name(name).write_bytes(b"mine")
     out.with_name(".out.aaaaaaaa.part").mkdir()
@@ -480,11 +472,10 @@ def test_two_runs_at_once_both_end_whole(out):
 
 def test_another_process_keeps_its_part(out):
     held = out.with_name(".out.01234567.part")
-    code = (
-        f"import fcntl; f = open({str(held)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout.readline() == b"held\n"
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", code, str(held)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"\n"
         write_whole(out, [b"new"])
         assert names(out) == [held.name, "out"]
         child.kill()
@@ -837,11 +828,3 @@ def test_ten_conversions_have_one_hash(nano, tmp_path):
 
 def test_two_retrofits_have_one_hash(nano, tmp_path):
     assert len(conversions(nano, tmp_path, 2)) == 1
-
-
-def test_metadata_in_another_order_is_another_file(out):
-    """What the safetensors package writes changes from process to process; here the order is the caller's."""
-    write_tensors(out, tiny.jittered(tiny.spec()), {"b": "1", "a": "2"})
-    first = out.read_bytes()
-    write_tensors(out, tiny.jittered(tiny.spec()), {"b": "1", "a": "2"})
-    assert out.read_bytes() == first
