@@ -13,7 +13,7 @@ ORDER = (
     ("errors", "choices", "progress"),
     ("spec", "events", "whole"),
     ("checkpoint",),
-    ("stored",),
+    ("stored", "hashing"),
     ("dialects",),
     ("facts", "unwrap", "strangers", "outline", "masks"),
     ("misfit",),

@@ -1,11 +1,15 @@
 """Convert: read, recognise, calibrate, rewrite, write, as one call that gives a report."""
 
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from modernize.calibration import (
     Calibration,
@@ -17,21 +21,24 @@ from modernize.calibration import (
 )
 from modernize.calibration import calibrate as run_calibration
 from modernize.checkpoint import files_of, open_checkpoint
+from modernize.checkpoint.base import stamps_of
 from modernize.choices import Bias, DataDType, DeviceName, DTypeName, Effort, Init, Tie, Weights
 from modernize.data import SELF, Corpus, data_files, load_corpus_for
 from modernize.devices import device_for_fits
 from modernize.errors import BadData, check_choice
+from modernize.hashing import Hashing
 from modernize.inspection import Parameters, fates_of
+from modernize.masks import check_masks
 from modernize.old import OldGPT
 from modernize.progress import Stages, unseen
 from modernize.recognise import Facts, Recognised, recognise
-from modernize.rewrite.apply import rewrite
 from modernize.rewrite.plan import Plan
+from modernize.rewrite.stream import stream
 from modernize.rewrite.tie import settle_tie
 from modernize.rewrite.work import Text
 from modernize.spec import State
 from modernize.tokenizer import VocabularyTokenizer, find_tokenizer, vocabulary_beside
-from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
+from modernize.write import cast, check_output, check_suffix, model_metadata, write_streamed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,58 +117,49 @@ def convert(
     inputs = (*files_of(old), *(data_files(calibrate) if isinstance(calibrate, str | Path) else ()))
     check_output(new, inputs=inputs, force=force)
     check_suffix(new)
+    stamps = stamps_of(files_of(old))
     checkpoint = open_checkpoint(old, weights=weights)
     found = recognise(checkpoint, facts)
     vocabulary, warnings = _vocabulary(found, tokenizer)
-    before = found.state()
-    calibration = None
-    if init == "retrofit":
-        narrow = cast(before, torch.float32, origin=lambda name: _origin(name, found))
-        model = old_model(found.spec, narrow, device_for_fits(device))
-        text = _text(
-            calibrate,
-            found=found,
-            model=model,
-            tokenizer=tokenizer,
-            data_dtype=data_dtype,
-            seed=seed,
-            progress=progress,
+    wanted = _dtype(found) if dtype == "keep" else getattr(torch, dtype)
+    narrowed = partial(cast, dtype=wanted, origin=partial(_origin, found=found))
+    with Hashing(checkpoint, files_of(old), stamps) as hashing:
+        if init == "retrofit":
+            made = _retrofitted(
+                found,
+                wished,
+                narrowed,
+                tie=tie,
+                effort=effort,
+                calibrate=calibrate,
+                tokenizer=tokenizer,
+                data_dtype=data_dtype,
+                seed=seed,
+                device=device,
+                progress=progress,
+            )
+        else:
+            made = _streamed(found, wished, narrowed, tie=tie)
+        config = made.plan.config(found.spec)
+        metadata = partial(
+            model_metadata,
+            config,
+            dialect=found.dialect.name,
+            facts=found.facts(facts or Facts()),
+            init=init,
+            vocabulary=vocabulary,
+            calibration=made.calibration.summary() if made.calibration else None,
         )
-        loss_old = old_loss(model, text)
-        plan, tied = settle_tie(
-            found, wished, tie, measured=lambda: tie_harm(before, found.spec, text, loss_old=loss_old)
-        )
-        source = calibrate if isinstance(calibrate, str) else getattr(calibrate, "name", str(calibrate))
-        calibrated = run_calibration(
-            before,
-            model,
-            plan,
-            text,
-            source=source,
-            effort=effort,
-            seed=seed,
-            loss_old=loss_old,
-            progress=progress,
-        )
-        made, plan, calibration = calibrated.made, calibrated.plan, calibrated.calibration
-    else:
-        plan, tied = settle_tie(found, wished, tie)
-        made = rewrite(before, found.spec, plan)
-    wanted = _dtype(before) if dtype == "keep" else getattr(torch, dtype)
-    state = cast(made.state, wanted, origin=lambda name: _origin(name, found))
-    sha256 = checkpoint.sha256()
-    metadata = model_metadata(
-        made.config,
-        sha256=sha256,
-        dialect=found.dialect.name,
-        facts=found.facts(facts or Facts()),
-        init=init,
-        vocabulary=vocabulary,
-        calibration=calibration.summary() if calibration else None,
-    )
-    fates = fates_of(found, plan)
-    if not dry_run:
-        write_tensors(new, state, metadata)
+        pieces = hashing.readable(made.pieces)
+        if dry_run:
+            deque(pieces, maxlen=0)
+        else:
+            rows = {name: (shape, wanted) for name, shape in config.shapes().items()}
+            write_streamed(
+                new, rows, pieces, metadata(sha256="0" * 64), final=lambda: metadata(sha256=hashing.sha256())
+            )
+        sha256 = hashing.sha256()
+    fates = fates_of(found, made.plan)
     return Conversion(
         input=old,
         output=new,
@@ -170,11 +168,75 @@ def convert(
         init=init,
         dropped=tuple(f.name for f in fates if f.fate == "dropped"),
         reinitialized=tuple(f.name for f in fates if f.fate == "reinitialized"),
-        parameters=Parameters(before=found.spec.parameters(), after=made.config.parameters()),
-        calibration=calibration,
-        warnings=(*found.warnings, *tied, *warnings),
+        parameters=Parameters(before=found.spec.parameters(), after=config.parameters()),
+        calibration=made.calibration,
+        warnings=(*found.warnings, *made.warnings, *warnings),
         written=not dry_run,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What is to be written, as it comes: tensors in the order of the new file, each whole or in blocks of rows."""
+
+    plan: Plan
+    pieces: Iterator[Tensor]
+    warnings: tuple[str, ...]
+    calibration: Calibration | None = None
+
+
+def _streamed(found: Recognised, wished: Plan, narrowed: Callable[[State], State], *, tie: Tie) -> _Made:
+    """By moves that need no text: nothing is computed before it is written."""
+    check_masks(found.checkpoint, found.steps)
+    plan, warnings = settle_tie(found, wished, tie)
+    return _Made(plan=plan, pieces=stream(found, plan, narrowed), warnings=warnings)
+
+
+def _retrofitted(
+    found: Recognised,
+    wished: Plan,
+    narrowed: Callable[[State], State],
+    *,
+    tie: Tie,
+    effort: Effort,
+    calibrate: str | Path | Corpus,
+    tokenizer: str | None,
+    data_dtype: DataDType,
+    seed: int,
+    device: DeviceName,
+    progress: Stages,
+) -> _Made:
+    """By calibration on text."""
+    before = found.state()
+    narrow = cast(before, torch.float32, origin=partial(_origin, found=found))
+    model = old_model(found.spec, narrow, device_for_fits(device))
+    text = _text(
+        calibrate,
+        found=found,
+        model=model,
+        tokenizer=tokenizer,
+        data_dtype=data_dtype,
+        seed=seed,
+        progress=progress,
+    )
+    loss_old = old_loss(model, text)
+    plan, warnings = settle_tie(
+        found, wished, tie, measured=lambda: tie_harm(before, found.spec, text, loss_old=loss_old)
+    )
+    source = calibrate if isinstance(calibrate, str) else getattr(calibrate, "name", str(calibrate))
+    made = run_calibration(
+        before,
+        model,
+        plan,
+        text,
+        source=source,
+        effort=effort,
+        seed=seed,
+        loss_old=loss_old,
+        progress=progress,
+    )
+    pieces = iter(narrowed(made.made.state).values())
+    return _Made(plan=made.plan, pieces=pieces, warnings=warnings, calibration=made.calibration)
 
 
 def _text(
@@ -221,11 +283,13 @@ def _vocabulary(found: Recognised, tokenizer: str | None) -> tuple[Mapping[str, 
     return tokens, ()
 
 
-def _dtype(state: State) -> torch.dtype:
+def _dtype(found: Recognised) -> torch.dtype:
     """The dtype that most of the weights have."""
     sizes: dict[torch.dtype, int] = {}
-    for tensor in state.values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
+    for name, shape in found.spec.shapes().items():
+        dtypes = [getattr(torch, found.checkpoint.tensors[source].dtype) for source in found.sources_of(name)]
+        dtype = reduce(torch.promote_types, dtypes)
+        sizes[dtype] = sizes.get(dtype, 0) + math.prod(shape)
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 

@@ -17,10 +17,16 @@ _READABLE = (*FLOATS, "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 def check_masks(checkpoint: Checkpoint, steps: Iterable[Step], *, most: int | None = None) -> None:
-    """Read the masks that these steps drop, or some of them. Raises UnknownLayout for one that is not causal."""
+    """Read the masks that these steps drop, or some of them. Raises UnknownLayout for one that is not causal.
+
+    Layers have the same one, as a rule, so that one is looked at and the others compared with it.
+    """
+    known: str | None = None
     dropped = (name for step in steps if step.op is DROP for name in step.sources)
     squares = (name for name in dropped if checkpoint.tensors[name].shape[-1:] > (1,))
     for name in islice(squares, most):
+        if known and checkpoint.equal(known, name):
+            continue
         if checkpoint.tensors[name].dtype not in _READABLE or not is_causal(checkpoint.array(name)):
             raise UnknownLayout(
                 f"{checkpoint.path}: {checkpoint.raw_names[name]} is no causal mask, so attention there is not "
@@ -28,6 +34,7 @@ def check_masks(checkpoint: Checkpoint, steps: Iterable[Step], *, most: int | No
                 hint="only models whose every place sees all places before it can be converted; if the program never "
                 "used this mask, save the model without it",
             )
+        known = name
 
 
 def is_causal(mask: NDArray[np.float64]) -> bool:

@@ -10,9 +10,10 @@ facts.py      what names and shapes cannot tell
 misfit.py     what is said of a file that does not fit
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from modernize.outline import canonical_shapes, check_sizes, outline, shape_faul
 from modernize.spec import NORMS, GPTSpec, State
 from modernize.unwrap import Unwrapped, unwrap
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Facts", "Recognised", "recognise"]
 
 
@@ -41,9 +45,14 @@ class Recognised:
     steps: tuple[Step, ...]
     warnings: tuple[str, ...]
 
+    @cached_property
+    def step_of(self) -> Mapping[str, Step]:
+        """The step that gives each tensor of the canonical State; of two the later, see `Cover`."""
+        return {target: step for step in self.steps for target in step.targets}
+
     def sources_of(self, target: str) -> tuple[str, ...]:
         """Names in the file that make up one tensor of the canonical State."""
-        return next((step.sources for step in reversed(self.steps) if target in step.targets), ())
+        return self.step_of[target].sources if target in self.step_of else ()
 
     def facts(self, said: Facts) -> dict[str, Any]:
         """What is known of the model now, by the fields of `Facts`."""
@@ -56,25 +65,51 @@ class Recognised:
         (source,) = self.sources_of(target)
         return self.checkpoint.array(source)
 
+    def array_blocks(self, target: str, rows: int) -> Iterator[NDArray[np.float64]]:
+        """The same in blocks of so many rows."""
+        (source,) = self.sources_of(target)
+        for start, stop in spans(self.checkpoint.tensors[source].shape[0], rows):
+            yield self.checkpoint.array_rows(source, start, stop)
+
     def state(self) -> State:
         """The canonical State in the file's dtypes, `(out, in)`; a tied head is left out.
 
         Raises BadTensors for values that are not finite, UnknownLayout for masks that are not causal, UnreadableFile
         for bytes that have changed.
         """
-        import torch
-
         self.checkpoint.sha256()  # reads all, and compares it with its checksums
         check_masks(self.checkpoint, self.steps)
-
         state: State = {}
         for step in self.steps:
-            tensors = [self.checkpoint.read(name) for name in step.sources] if step.targets else []
-            for name, tensor in zip(step.sources, tensors, strict=False):
-                if not torch.isfinite(tensor).all():
-                    raise not_finite(self.checkpoint, name)
-            state.update(zip(step.targets, step.op.apply(tensors, self.spec.n_embd), strict=True))
+            state |= self.read(step)
         return {name: state[name] for name in self.spec.shapes()}
+
+    def read(self, step: Step) -> State:
+        """What one step gives, from the file. Raises BadTensors for values that are not finite."""
+        if not step.targets:
+            return {}
+        return self._applied(step, [self.checkpoint.read(name) for name in step.sources])
+
+    def read_rows(self, step: Step, start: int, stop: int) -> State:
+        """Rows [start, stop) of what a step gives whose op works by rows. Raises BadTensors as `read` does."""
+        return self._applied(step, [self.checkpoint.rows(name, start, stop) for name in step.sources])
+
+    def _applied(self, step: Step, tensors: "Sequence[torch.Tensor]") -> State:
+        for name, tensor in zip(step.sources, tensors, strict=True):
+            if not is_finite(tensor):
+                raise not_finite(self.checkpoint, name)
+        return dict(zip(step.targets, step.op.apply(tensors, self.spec.n_embd), strict=True))
+
+
+def spans(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Cut so many into parts of a size: start and stop of each."""
+    for start in range(0, count, size):
+        yield start, min(start + size, count)
+
+
+def is_finite(tensor: "torch.Tensor") -> bool:
+    """Whether all values are. Then their sum is too, unless it is too large, which is faster than to look at each."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def not_finite(checkpoint: Checkpoint, name: str) -> BadTensors:

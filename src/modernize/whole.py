@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -42,14 +42,15 @@ KINDS = {
 }
 
 
-def write_whole(path: Path, parts: Iterable[Part]) -> None:
+def write_whole(path: Path, parts: Iterable[Part], *, beginning: Callable[[], bytes] | None = None) -> None:
     """Write the bytes of `parts`, one behind the other, as the file `path`, whole or not at all.
 
-    Parts may be large and made only when they are asked for: never more than one is held. A link is written through, a
+    `beginning` is asked when all parts are there: its bytes take the place of as many at the start of the file, where
+    something stands that was known last. Parts may be large and made only when they are asked for: never more than one is held. A link is written through, a
     new file gets the mode of the umask, and one that is replaced hands on its permission bits and, where that may be,
     its group; not its owner, and not setuid, setgid and sticky, which were granted to other bytes.
 
-    Raises OutputRefused where it cannot be written, and whatever `parts` raises; what was there before is then still
+    Raises OutputRefused where it cannot be written, and whatever `parts` and `beginning` raise; what was there before is then still
     there, and nothing else.
     """
     with _telling(path):
@@ -69,7 +70,10 @@ def write_whole(path: Path, parts: Iterable[Part]) -> None:
                 with _telling(path):
                     size += _put(file, part, path)
                 del part  # before the next one is made
+            first = beginning() if beginning else b""
             with _telling(path):
+                file.seek(0)
+                _put(file, first, path)
                 _check_size(file, size, path)
                 os.fsync(file.fileno())
                 _take_place(file, aside, target, _stat(target) or old)

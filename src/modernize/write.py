@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modernize import __version__
 from modernize.errors import BadTensors, OutputRefused, UsageError
+from modernize.recognise import is_finite
 from modernize.spec import ModernConfig, Shape, State
 from modernize.stored import METADATA_KEY, SCHEMA
 from modernize.whole import Part, resolve_output, write_whole
@@ -108,15 +109,29 @@ def write_tensors(path: Path, state: State, metadata: Mapping[str, str]) -> None
 
 
 def write_streamed(
-    path: Path, rows: Mapping[str, Row], pieces: "Iterable[Tensor]", metadata: Mapping[str, str]
+    path: Path,
+    rows: Mapping[str, Row],
+    pieces: "Iterable[Tensor]",
+    metadata: Mapping[str, str],
+    final: Callable[[], Mapping[str, str]] | None = None,
 ) -> None:
     """Write a safetensors file whose tensors are made while it is written, whole or not at all.
 
     `rows` tells the shape and the dtype of each name. `pieces` are the tensors in the same order, each as one piece or
     as several, say some rows at a time, whose bytes follow each other; none is held longer than it takes to write it.
-    Raises OutputRefused (see `write_whole`), ValueError for pieces that are not what the rows tell.
+    Metadata stand first in the file, and something in them may be known last: `final` gives them when all pieces are
+    there, as long as those that held the place. Raises OutputRefused (see `write_whole`), ValueError for pieces or
+    metadata that are not what was told, and what `pieces` and `final` raise.
     """
-    write_whole(path, itertools.chain([_header(rows, metadata)], _data(rows, pieces)))
+    header = _header(rows, metadata)
+
+    def revised() -> bytes:
+        again = _header(rows, final() if final else metadata)
+        if len(again) != len(header):
+            raise ValueError(f"a header of {len(again)} bytes in the place of one of {len(header)}")
+        return again
+
+    write_whole(path, itertools.chain([header], _data(rows, pieces)), beginning=revised if final else None)
 
 
 def cast(state: State, dtype: "torch.dtype", *, origin: Callable[[str], str]) -> State:
@@ -125,7 +140,7 @@ def cast(state: State, dtype: "torch.dtype", *, origin: Callable[[str], str]) ->
 
     cast_state = {name: tensor.to(dtype) for name, tensor in state.items()}
     for name, tensor in cast_state.items():
-        if not torch.isfinite(tensor).all():
+        if not is_finite(tensor):
             largest = state[name].abs().max().item()
             raise BadTensors(
                 f"{origin(name)} becomes {largest:.3g}, which {str(dtype).removeprefix('torch.')} cannot hold",

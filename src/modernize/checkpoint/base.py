@@ -2,11 +2,11 @@
 
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNK = 1 << 20
+Stamp: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ class Source(Protocol):
         """One tensor, on the CPU, in its stored dtype."""
 
     def rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
-        """Some rows of a tensor (its first axis), in its stored dtype and in memory of their own."""
+        """Rows [start, stop) of one tensor along its first axis, as `read` gives it, in memory of their own."""
 
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor of floating point in float64."""
 
     def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Some rows of such a tensor in float64."""
+        """Rows [start, stop) of one tensor of floating point along its first axis, in float64."""
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors of the same shape and dtype hold the same values."""
@@ -104,9 +105,17 @@ class Checkpoint:
         """One tensor by its clean name, on the CPU, in its stored dtype."""
         return self.source.read(self.raw_names[name])
 
+    def rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
+        """Rows [start, stop) of one tensor along its first axis, as `read` gives it."""
+        return self.source.rows(self.raw_names[name], start, stop)
+
     def array(self, name: str) -> NDArray[np.float64]:
-        """One tensor of floating point by its clean name, in float64; needs no torch for safetensors."""
+        """One tensor of floating point by its clean name, in float64; needs no torch."""
         return self.source.array(self.raw_names[name])
+
+    def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
+        """Rows [start, stop) of one tensor along its first axis, as `array` gives it."""
+        return self.source.array_rows(self.raw_names[name], start, stop)
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors hold the same values, bit for bit."""
@@ -115,7 +124,8 @@ class Checkpoint:
     def sha256(self) -> str:
         """Hash of the file that holds the weights; of shards, of all of them one behind the other.
 
-        Every byte is read, once, and compared with the checksums that the files have. Raises UnreadableFile.
+        Every byte is read, once, and compared with the checksums that the files have. Raises UnreadableFile. May run
+        beside other readers.
         """
         return self._sha256
 
@@ -148,3 +158,16 @@ def _read_through(file: Path, digest: "hashlib._Hash", checksums: Sequence[Check
             feed(checksum.start - at)
             checksum.compare(feed(checksum.end - checksum.start))
         feed(1 << 62)
+
+
+def stamps_of(files: Iterable[Path]) -> tuple[Stamp | None, ...]:
+    """What changes when a file does: its size, the time of its last change, and which file it is; None for no file."""
+    found: list[Stamp | None] = []
+    for file in files:
+        try:
+            seen = file.stat()
+        except OSError:  # whoever opens it says what is wrong
+            found.append(None)
+        else:
+            found.append((seen.st_size, seen.st_mtime_ns, seen.st_ino))
+    return tuple(found)

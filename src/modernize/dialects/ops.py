@@ -16,7 +16,8 @@ class Op:
     """Sources -> targets, in a model of a width. `shapes` foretells what `apply` gives; one entry per tensor.
 
     `shapes` raises ValueError where the op cannot be done. `fate` is what reports call it. `heads` tells how many heads
-    there are, where the shape of a source does, and 0 where it doesn't.
+    there are, where the shape of a source does, and 0 where it doesn't. Where it works `by_rows`, each row of a target
+    is made of the same row of the only source, so that some rows of that give the same rows of each target.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Op:
     shapes: Callable[[Sequence[Shape], int], list[Shape]]
     apply: "Callable[[Sequence[torch.Tensor], int], list[torch.Tensor]]"
     heads: Callable[[Shape, int], int] | None = None
+    by_rows: bool = False
 
 
 def _rows(shape: Shape) -> tuple[int, Shape]:
@@ -131,7 +133,7 @@ def _flat_shapes(sources: Sequence[Shape], width: int) -> list[Shape]:
 
 
 # as it is, (out, in) or (n,)
-KEEP = Op("keep", "renamed", lambda s, _: [s[0]], lambda t, _: [t[0]])
+KEEP = Op("keep", "renamed", lambda s, _: [s[0]], lambda t, _: [t[0]], by_rows=True)
 # (in, out) -> (out, in), as Conv1D stores its matrices
 TRANSPOSE = Op("transpose", "renamed", lambda s, _: [s[0][::-1]], lambda t, _: [t[0].t()])
 # (3·out, in) or (3·out,) -> q, k, v
@@ -166,7 +168,7 @@ SQUEEZE = Op("squeeze", "renamed", _squeeze_shapes, lambda t, _: [t[0].reshape(t
 # (2 + positions, width) -> (positions, width), of programs that count positions from two
 AFTER_TWO = Op("after_two", "renamed", _after_two_shapes, lambda t, _: [t[0][2:]])
 # an embedding that is multiplied by √width where tokens come in and not where they go out -> both
-SCALE_INPUT = Op("scale_input", "renamed", lambda s, _: [s[0]] * 2, lambda t, d: [t[0] * d**0.5, t[0]])
+SCALE_INPUT = Op("scale_input", "renamed", lambda s, _: [s[0]] * 2, lambda t, d: [t[0] * d**0.5, t[0]], by_rows=True)
 # no part of the model: measured, or of other weights
 IGNORE = Op("ignore", "ignored", lambda s, _: [], lambda t, _: [])
 # no parameter but a causal mask: a square, or the scalar that stands in for minus infinity

@@ -27,11 +27,17 @@ def folded(state: State, spec: GPTSpec, plan: Plan) -> State:
     return wide
 
 
-def rewrite(state: State, spec: GPTSpec, plan: Plan) -> Rewritten:
-    """Apply a plan to a canonical State. Raises ValueError for a retrofit, which needs more than weights."""
+def moved(state: State, spec: GPTSpec, plan: Plan) -> State:
+    """All moves of a plan on a canonical State, or on a part of one (see `fold`): a modern State, in float64."""
     wide = {name: t.double() for name, t in state.items()}
     for name in plan.moves(spec):
         wide = move(name)(wide, spec)
+    return wide
+
+
+def rewrite(state: State, spec: GPTSpec, plan: Plan) -> Rewritten:
+    """Apply a plan to a canonical State. Raises ValueError for a retrofit, which needs more than weights."""
+    wide = moved(state, spec, plan)
     config = plan.config(spec)
     return Rewritten(state={name: wide[name] for name in config.shapes()}, config=config)
 

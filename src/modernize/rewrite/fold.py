@@ -2,6 +2,10 @@
 
 After all of them, and before positions and biases are dropped, `r(x) = x / √(mean x² + eps)` in the place of LayerNorm
 gives the old model's logits. Each function takes a canonical State (matrices `(out, in)`) and gives a new one.
+
+A State may hold a part of a model: what is not there is left alone. It may even hold some rows of wte, wpe being whole,
+of a head or of a matrix that reads a norm, with those of their bias, or some columns of a matrix that writes into the
+stream: each row or column comes out as it would beside all others. Only `fold_value_bias` needs whole matrices.
 """
 
 from collections.abc import Iterator
@@ -9,16 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from modernize.rewrite.plan import READERS
-from modernize.spec import GPTSpec, State, names_of
+from modernize.rewrite.plan import NORM_OF, WRITERS, beside, part_of
+from modernize.spec import NORMS, GPTSpec, State
 
-# who writes into the residual stream, besides the embeddings
-WRITERS = ("o", "down")
+TABLES = ("wte.weight", "wpe.weight")
 
 
 def untie_head(state: State, spec: GPTSpec) -> State:
     """The head gets the embedding's matrix as its own: `head (vocab, d) = wte`. The same logits."""
-    return {**state, "head.weight": state["wte.weight"].clone()}
+    return state | ({"head.weight": state["wte.weight"]} if "wte.weight" in state else {})
 
 
 def fold_shift(state: State, spec: GPTSpec) -> State:
@@ -27,10 +30,11 @@ def fold_shift(state: State, spec: GPTSpec) -> State:
     A tied head gets a bias too: `wte·β_f`, (vocab,).
     """
     new = dict(state)
-    for norm, reader, weight in _read(state, spec, final=True):
-        shift = state.get(f"{norm}.bias")
+    for reader, weight in _readers(state, final=True):
+        shift = state.get(beside(reader, NORM_OF[part_of(reader)], "bias"))
         if shift is not None:
-            new[f"{reader}.bias"] = weight @ shift + new.get(f"{reader}.bias", 0)
+            bias = reader.replace(".weight", ".bias")
+            new[bias] = weight @ shift + new.get(bias, 0)
     return {name: t for name, t in new.items() if not _is_norm_bias(name)}
 
 
@@ -43,10 +47,11 @@ def fold_gain(state: State, spec: GPTSpec) -> State:
     if any(_is_norm_bias(name) for name in state):
         raise ValueError("fold_shift comes before fold_gain")
     new = dict(state)
-    for norm, reader, weight in _read(state, spec, final="head.weight" in state):
-        gain = state[f"{norm}.weight"]
-        new[f"{reader}.weight"] = weight * gain  # (out, in) · (in,)
-        new[f"{norm}.weight"] = torch.ones_like(gain)
+    for reader, weight in _readers(state, final="head.weight" in state):
+        norm = beside(reader, NORM_OF[part_of(reader)], "weight")
+        if norm in state:
+            new[reader] = weight * state[norm]  # (out, in) · (in,)
+            new[norm] = torch.ones_like(state[norm])
     return new
 
 
@@ -57,14 +62,11 @@ def centre(state: State, spec: GPTSpec) -> State:
     A tied head reads the centred rows as well; `tie.tie_cost` estimates what that costs.
     """
     new = dict(state)
-    for table in ("wte.weight", "wpe.weight"):
-        new[table] = state[table] - state[table].mean(1, keepdim=True)  # (rows, d)
-    for part in WRITERS:
-        for name in names_of(part, spec.n_layer):
-            weight = state[f"{name}.weight"]
-            new[f"{name}.weight"] = weight - weight.mean(0, keepdim=True)  # (d, in)
-            if f"{name}.bias" in state:
-                new[f"{name}.bias"] = state[f"{name}.bias"] - state[f"{name}.bias"].mean()  # (d,)
+    for name, tensor in state.items():
+        if name in TABLES:
+            new[name] = tensor - tensor.mean(1, keepdim=True)  # (rows, d)
+        elif part_of(name) in WRITERS:
+            new[name] = tensor - tensor.mean(0, keepdim=True)  # (d, in), and biases (d,)
     return new
 
 
@@ -73,31 +75,33 @@ def fold_mean_position(state: State, spec: GPTSpec) -> State:
 
     The same stream. A tied head sees `m·z` added to all logits of a position alike, which no softmax notices.
     """
+    if "wpe.weight" not in state:
+        return dict(state)
     mean = state["wpe.weight"].mean(0)
-    return {**state, "wte.weight": state["wte.weight"] + mean, "wpe.weight": state["wpe.weight"] - mean}
+    tokens = {"wte.weight": state["wte.weight"] + mean} if "wte.weight" in state else {}
+    return {**state, **tokens, "wpe.weight": state["wpe.weight"] - mean}
 
 
 def fold_value_bias(state: State, spec: GPTSpec) -> State:
     """`bo ← bo + Wo·bv`: attention weights sum to one, so v's bias passes through unchanged; v has none afterwards."""
     new = dict(state)
-    for v, o in zip(names_of("v", spec.n_layer), names_of("o", spec.n_layer), strict=True):
-        bias = new.pop(f"{v}.bias", None)
-        if bias is not None:
-            new[f"{o}.bias"] = state[f"{o}.weight"] @ bias + new.get(f"{o}.bias", 0)
+    for v in [name for name in state if name.endswith(".v.bias")]:
+        bias, o = new.pop(v), beside(v, "o", "bias")
+        weight = state.get(beside(v, "o", "weight"))
+        if weight is not None:
+            new[o] = weight @ bias + new.get(o, 0)
     return new
 
 
-def _read(state: State, spec: GPTSpec, *, final: bool) -> Iterator[tuple[str, str, Tensor]]:
-    """(norm, reader, the reader's matrix (out, in)) for every norm and reader; with `final`, the head's too."""
-    for part in ("ln_1", "ln_2"):
-        for i, norm in enumerate(names_of(part, spec.n_layer)):
-            for reader in READERS[part]:
-                name = names_of(reader, spec.n_layer)[i]
-                yield norm, name, state[f"{name}.weight"]
-    if final:
-        yield "ln_f", "head", state.get("head.weight", state["wte.weight"])
+def _readers(state: State, *, final: bool) -> Iterator[tuple[str, Tensor]]:
+    """Name and matrix (out, in) of all that read a norm; with `final`, a head's too, which may be the embedding's."""
+    for name, tensor in state.items():
+        if name.endswith(".weight") and part_of(name) in NORM_OF and name != "head.weight":
+            yield name, tensor
+    head = state.get("head.weight", state.get("wte.weight"))
+    if final and head is not None:
+        yield "head.weight", head
 
 
 def _is_norm_bias(name: str) -> bool:
-    part = name.removesuffix(".bias")
-    return part != name and part.rpartition(".")[2] in ("ln_1", "ln_2", "ln_f")
+    return name.endswith(".bias") and part_of(name) in NORMS

@@ -12,6 +12,9 @@ from modernize.spec import HOMES, LINEARS, NORMS, GPTSpec, ModernConfig
 
 # who reads what each norm gives
 READERS = {"ln_1": ("q", "k", "v"), "ln_2": ("up",), "ln_f": ("head",)}
+NORM_OF = {reader: norm for norm, readers in READERS.items() for reader in readers}
+# who writes into the residual stream, besides the embeddings
+WRITERS = ("o", "down")
 # names of the moves in rewrite/fold.py and rewrite/reset.py, in order
 FOLD = ("fold_shift", "fold_gain", "centre", "fold_mean_position", "fold_value_bias")
 
@@ -43,11 +46,14 @@ class Plan:
         return (*start, *middle, "scale_queries")
 
     def moves(self, spec: GPTSpec) -> tuple[str, ...]:
-        """Names of all moves, in order. Raises ValueError for `retrofit`, which needs more than weights."""
+        """Names of all moves, in order; biases are dropped first, before anything is folded into them.
+
+        Raises ValueError for `retrofit`, which needs more than weights.
+        """
         if self.init == "retrofit":
             raise ValueError("retrofit is made by rewrite.retrofit, from exact moves and calibration text")
         biases = ("drop_biases",) if self.bias == "drop" else ()
-        return (*self.exact_moves(spec), "drop_positions", *biases, "rename")
+        return (*biases, *self.exact_moves(spec), "drop_positions", "rename")
 
     def tied(self, spec: GPTSpec) -> bool:
         """Whether the modern head shares the embedding's matrix."""
@@ -97,20 +103,20 @@ class Plan:
                 return "absorbed", ("wte.weight", *(f"{name}.weight" for name in looking))
             return ("folded", ("wte.weight",)) if self.init == "fold" else ("dropped", ())
         if part in NORMS and target.endswith(".weight"):
-            gain = _beside(target, part, part.replace("ln_", "norm_"), "gain")
+            gain = beside(target, part.replace("ln_", "norm_"), "gain")
             if self.init == "reset":
                 return "reinitialized", (gain,)
             if part == "ln_f" and self.tied(spec):
                 return None, (gain,)
-            return "folded", tuple(_beside(target, part, reader, "weight") for reader in READERS[part])
+            return "folded", tuple(beside(target, reader, "weight") for reader in READERS[part])
         if target.endswith(".bias"):
             if self.bias == "drop":
                 return self._absorbed(target, part, spec)
             if part in NORMS:
                 homes = ("o" if reader == "v" else reader for reader in READERS[part])
-                return "folded", tuple(_beside(target, part, reader, "bias") for reader in homes)
+                return "folded", tuple(beside(target, reader, "bias") for reader in homes)
             if part == "v":
-                return "folded", (_beside(target, part, "o", "bias"),)
+                return "folded", (beside(target, "o", "bias"),)
         if target == "wte.weight" and spec.tied and self.untie:
             return None, (target, "head.weight")
         return None, (target,)
@@ -123,7 +129,7 @@ class Plan:
             return "absorbed", (HOMES["down"].format(i=spec.n_layer - 1) + ".weight",)
         readers = READERS.get(part, ("o",) if part == "v" else (part,))
         homes = dict.fromkeys("o" if reader == "v" else reader for reader in readers if reader != "k")
-        return "absorbed", tuple(_beside(target, part, home, "weight") for home in homes)
+        return "absorbed", tuple(beside(target, home, "weight") for home in homes)
 
 
 def part_of(name: str) -> str:
@@ -131,8 +137,9 @@ def part_of(name: str) -> str:
     return name.split(".")[-2]
 
 
-def _beside(target: str, part: str, other: str, kind: str) -> str:
-    """The same layer's tensor of another part: (`h.0.ln_1.weight`, `ln_1`, `q`, `weight`) -> `h.0.attn.q.weight`."""
+def beside(target: str, other: str, kind: str) -> str:
+    """The same layer's tensor of another part: (`h.0.ln_1.weight`, `q`, `weight`) -> `h.0.attn.q.weight`."""
+    part = part_of(target)
     layer = target.split(".")[1] if "{i}" in HOMES[part] else "0"
     if other.startswith("norm"):
         return HOMES[part].format(i=layer).replace(part, other) + f".{kind}"

@@ -1,6 +1,6 @@
 """Whether a tied head stays tied: decided from two tensors and without torch, so that `inspect` can foretell it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from modernize.choices import Tie
 from modernize.errors import check_choice
 from modernize.recognise import Recognised
+from modernize.rewrite.pieces import rows_of
 from modernize.rewrite.plan import Plan
 
 TIE_HARM = 1e-3  # nats; `auto` unties where staying tied costs more than losses are told to
@@ -30,7 +31,7 @@ def settle_tie(
     elif measured:
         harm = measured()
     else:
-        harm = tie_cost(found.array("wte.weight"), found.array("ln_f.weight"))
+        harm = tie_cost(found.array_blocks("wte.weight", rows_of(spec.n_embd)), found.array("ln_f.weight"))
     if not harm > TIE_HARM:
         return replace(plan, untie=False), ()
     return replace(plan, untie=True), (
@@ -39,12 +40,14 @@ def settle_tie(
     )
 
 
-def tie_cost(wte: NDArray[np.float64], gain: NDArray[np.float64]) -> float:
+def tie_cost(wte: Iterable[NDArray[np.float64]], gain: NDArray[np.float64]) -> float:
     """What centring the embedding (`fold.centre`) costs a model whose head stays tied, in nats, from the weights alone.
 
-    wte is (vocab, d), the final norm's gain (d,). With m_v the mean of row v, the logit of v changes by `m_v·(g·r)`, r
-    the normed state before its gain, which has mean zero and length √d. For r in no special direction, `g·r` has the
-    variance |g − mean g|²; to second order the divergence of the old from the new prediction is half the variance of
-    the change over tokens, here taken as equally likely: rows that were never trained count like all others.
+    wte is (vocab, d) in blocks of rows, the final norm's gain (d,). With m_v the mean of row v, the logit of v changes
+    by `m_v·(g·r)`, r the normed state before its gain, which has mean zero and length √d. For r in no special
+    direction, `g·r` has the variance |g − mean g|²; to second order the divergence of the old from the new prediction
+    is half the variance of the change over tokens, here taken as equally likely: rows that were never trained count
+    like all others.
     """
-    return float(0.5 * wte.mean(1).var() * np.square(gain - gain.mean()).sum())
+    means = np.concatenate([rows.mean(1) for rows in wte])  # (vocab,)
+    return float(0.5 * means.var() * np.square(gain - gain.mean()).sum())

@@ -1,0 +1,90 @@
+"""Rewrite from the file, piece by piece, so that no more than some blocks and the matrices of a layer are in memory."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from modernize.dialects import Step
+from modernize.recognise import Recognised, spans
+from modernize.rewrite.apply import moved
+from modernize.rewrite.pieces import Piece, pieces, rows_of
+from modernize.rewrite.plan import Plan
+from modernize.rewrite.reset import modern_name
+from modernize.spec import State
+
+Cast = Callable[[State], State]
+
+
+def stream(found: Recognised, plan: Plan, cast: Cast) -> Iterator[Tensor]:
+    """What `rewrite` makes of a checkpoint's State, in the order of the new file; matrices may come in blocks of rows.
+
+    `cast` brings tensors into the dtype in which they are written. Masks and checksums are left to the caller. Raises
+    BadTensors for values that are not finite, and what `cast` raises.
+    """
+    reader = _Reader(found)
+    new = plan.config(found.spec).shapes()
+    for piece in pieces(found.spec, plan):
+        gain, weight, bias = modern_name(f"{piece.norm}.weight"), f"{piece.home}.weight", f"{piece.home}.bias"
+        beside = {name: reader.whole(name).double() for name in piece.vectors if name in reader.shapes}
+        blocks = reader.blocks(piece, beside) if {weight, bias} & set(new) else iter([beside])
+        wanted = {weight, bias, *([gain] if piece.first else ())} & set(new)
+        made: Iterator[State] = (_chosen(moved(block, found.spec, plan), wanted, cast) for block in blocks)
+        if piece.cut == "columns":
+            made = iter([_side_by_side(made, weight)])
+        biases = []
+        for number, block in enumerate(made):
+            if piece.first and number == 0:
+                yield block[gain]
+            if weight in block:
+                yield block[weight]
+            if bias in block:
+                biases.append(block[bias])
+        if biases:
+            yield torch.cat(biases)
+
+
+def _chosen(made: State, wanted: set[str], cast: Cast) -> State:
+    return cast({name: tensor for name, tensor in made.items() if name in wanted})
+
+
+def _side_by_side(blocks: Iterator[State], weight: str) -> State:
+    """Blocks of columns as one."""
+    found = list(blocks)
+    return {**found[-1], weight: torch.cat([block[weight] for block in found], dim=1)}
+
+
+class _Reader:
+    """Reads the canonical State from a file, and keeps what the last matrix came with: three may lie in one."""
+
+    def __init__(self, found: Recognised) -> None:
+        self.found, self.shapes = found, found.spec.shapes()
+        self._step: Step | None = None
+        self._given: State = {}
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor of the canonical State."""
+        step = self.found.step_of[name]
+        if len(self.shapes[name]) == 1:
+            return self.found.read(step)[name]
+        if step is not self._step:
+            self._given = {}  # before there is more
+            self._step, self._given = step, self.found.read(step)
+        return self._given[name]
+
+    def blocks(self, piece: Piece, beside: State) -> Iterator[State]:
+        """A piece's matrix, cut as it may be, each block with all that the moves need."""
+        name, bias = piece.matrix, f"{piece.home}.bias"
+        (height, width), step = self.shapes[name], self.found.step_of[name]
+        if piece.cut == "whole":
+            yield {**beside, name: self.whole(name)}
+        elif piece.cut == "columns":
+            for start, stop in spans(width, rows_of(height)):
+                yield {**beside, name: self.whole(name)[:, start:stop]}
+        else:
+            for start, stop in spans(height, max(rows_of(width), *(2 * len(beside[n]) for n in piece.beside), 0)):
+                if step.op.by_rows:
+                    rows = self.found.read_rows(step, start, stop)[name]
+                else:
+                    rows = self.whole(name)[start:stop]
+                yield {**beside, name: rows, **({bias: beside[bias][start:stop]} if bias in beside else {})}
