@@ -33,7 +33,7 @@ from modernize.old import OldGPT
 from modernize.progress import Stages, unseen
 from modernize.recognise import Facts, Recognised, recognise
 from modernize.rewrite.plan import Plan
-from modernize.rewrite.stream import stream
+from modernize.rewrite.stream import one_thread, stream
 from modernize.rewrite.tie import settle_tie
 from modernize.rewrite.work import Text
 from modernize.spec import State
@@ -139,7 +139,8 @@ def convert(
                 progress=progress,
             )
         else:
-            made = _streamed(found, wished, narrowed, tie=tie)
+            with one_thread():
+                made = _streamed(found, wished, narrowed, tie=tie)
         config = made.plan.config(found.spec)
         metadata = partial(
             model_metadata,
@@ -151,13 +152,13 @@ def convert(
             calibration=made.calibration.summary() if made.calibration else None,
         )
         pieces = hashing.readable(made.pieces)
-        if dry_run:
-            deque(pieces, maxlen=0)
-        else:
-            rows = {name: (shape, wanted) for name, shape in config.shapes().items()}
-            write_streamed(
-                new, rows, pieces, metadata(sha256="0" * 64), final=lambda: metadata(sha256=hashing.sha256())
-            )
+        rows = {name: (shape, wanted) for name, shape in config.shapes().items()}
+        with one_thread():
+            if dry_run:
+                deque(pieces, maxlen=0)
+            else:
+                unknown, known = metadata(sha256="0" * 64), lambda: metadata(sha256=hashing.sha256())
+                write_streamed(new, rows, pieces, unknown, final=known)
         sha256 = hashing.sha256()
     fates = fates_of(found, made.plan)
     return Conversion(

@@ -3,9 +3,10 @@
 After all of them, and before positions and biases are dropped, `r(x) = x / √(mean x² + eps)` in the place of LayerNorm
 gives the old model's logits. Each function takes a canonical State (matrices `(out, in)`) and gives a new one.
 
-A State may hold a part of a model: what is not there is left alone. It may even hold some rows of wte, wpe being whole,
-of a head or of a matrix that reads a norm, with those of their bias, or some columns of a matrix that writes into the
-stream: each row or column comes out as it would beside all others. Only `fold_value_bias` needs whole matrices.
+A State may hold a part of a model: what is not there is left alone. It may even hold some rows of wte, of a head or of
+a matrix that reads a norm, with those of their bias, or some columns of a matrix that writes into the stream: each row
+or column comes out as it would beside all others. `wpe.mean`, which `mean_position` gives, may stand for wpe where only
+wte is wanted. `fold_value_bias` needs whole matrices.
 """
 
 from collections.abc import Iterator
@@ -75,11 +76,18 @@ def fold_mean_position(state: State, spec: GPTSpec) -> State:
 
     The same stream. A tied head sees `m·z` added to all logits of a position alike, which no softmax notices.
     """
-    if "wpe.weight" not in state:
-        return dict(state)
-    mean = state["wpe.weight"].mean(0)
-    tokens = {"wte.weight": state["wte.weight"] + mean} if "wte.weight" in state else {}
-    return {**state, **tokens, "wpe.weight": state["wpe.weight"] - mean}
+    new, positions = dict(state), state.get("wpe.weight")
+    mean = state.get("wpe.mean") if positions is None else positions.mean(0)
+    if mean is not None and "wte.weight" in state:
+        new["wte.weight"] = state["wte.weight"] + mean
+    if mean is not None and positions is not None:
+        new["wpe.weight"] = positions - mean
+    return new
+
+
+def mean_position(wpe: Tensor, spec: GPTSpec) -> Tensor:
+    """What `fold_mean_position` moves into every token (d,), of the table (positions, d) as it is before all moves."""
+    return centre({"wpe.weight": wpe}, spec)["wpe.weight"].mean(0)
 
 
 def fold_value_bias(state: State, spec: GPTSpec) -> State:

@@ -9,7 +9,7 @@ from modernize.spec import GPTSpec, State
 
 def drop_positions(state: State, spec: GPTSpec) -> State:
     """The position table goes; RoPE takes its place."""
-    return {name: t for name, t in state.items() if name != "wpe.weight"}
+    return {name: t for name, t in state.items() if not name.startswith("wpe.")}
 
 
 def drop_biases(state: State, spec: GPTSpec) -> State:

@@ -1,5 +1,6 @@
 """Rewrite from the file, piece by piece, so that no more than some blocks and the matrices of a layer are in memory."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from modernize.dialects import Step
 from modernize.recognise import Recognised, spans
 from modernize.rewrite.apply import moved
+from modernize.rewrite.fold import mean_position
 from modernize.rewrite.pieces import Piece, pieces, rows_of
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.reset import modern_name
@@ -27,6 +29,8 @@ def stream(found: Recognised, plan: Plan, cast: Cast) -> Iterator[Tensor]:
     for piece in pieces(found.spec, plan):
         gain, weight, bias = modern_name(f"{piece.norm}.weight"), f"{piece.home}.weight", f"{piece.home}.bias"
         beside = {name: reader.whole(name).double() for name in piece.vectors if name in reader.shapes}
+        if "wpe.weight" in beside:
+            beside = {"wpe.mean": mean_position(beside["wpe.weight"], found.spec)}
         blocks = reader.blocks(piece, beside) if {weight, bias} & set(new) else iter([beside])
         wanted = {weight, bias, *([gain] if piece.first else ())} & set(new)
         made: Iterator[State] = (_chosen(moved(block, found.spec, plan), wanted, cast) for block in blocks)
@@ -42,6 +46,19 @@ def stream(found: Recognised, plan: Plan, cast: Cast) -> Iterator[Tensor]:
                 biases.append(block[bias])
         if biases:
             yield torch.cat(biases)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread. On a block, several would wait for each other longer than they work, above all where
+    another core hashes.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _chosen(made: State, wanted: set[str], cast: Cast) -> State:
@@ -82,7 +99,7 @@ class _Reader:
             for start, stop in spans(width, rows_of(height)):
                 yield {**beside, name: self.whole(name)[:, start:stop]}
         else:
-            for start, stop in spans(height, max(rows_of(width), *(2 * len(beside[n]) for n in piece.beside), 0)):
+            for start, stop in spans(height, rows_of(width)):
                 if step.op.by_rows:
                     rows = self.found.read_rows(step, start, stop)[name]
                 else:
