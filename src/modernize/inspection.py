@@ -4,7 +4,7 @@ recognition does not need, and no torch for a safetensors file.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ class Inspection:
 
     path: Path
     format: str
-    sha256: str
+    checkpoint: Checkpoint = field(repr=False, compare=False)
     architecture: str
     dialect: str
     config: GPTSpec | ModernConfig
@@ -67,6 +67,11 @@ class Inspection:
     trials: "tuple[Trial, ...]" = ()  # with DATA: the loss under each possible reading, the lowest first
     reading: Mapping[str, Any] = field(default_factory=dict)  # and the facts of that which was taken
 
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the file, for which all of it is read when it is first asked for. Raises UnreadableFile."""
+        return self.checkpoint.sha256()
+
     def config_json(self) -> dict[str, Any]:
         """The facts of the model, by the field's names."""
         names = ["n_layer", "n_head", "n_embd", "n_inner", "block_size", "vocab_size", "activation"]
@@ -75,7 +80,7 @@ class Inspection:
         return {name: getattr(self.config, name) for name in names}
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """What `--json` prints, the hash with it."""
         return {
             "path": str(self.path),
             "format": self.format,
@@ -138,7 +143,7 @@ def inspect(
     return Inspection(
         path=checkpoint.path,
         format=checkpoint.format,
-        sha256=checkpoint.sha256(),
+        checkpoint=checkpoint,
         architecture=OLD_ARCHITECTURE,
         dialect=found.dialect.name,
         config=found.spec,
@@ -182,7 +187,7 @@ def _modern(checkpoint: Checkpoint, stored: Stored) -> Inspection:
     return Inspection(
         path=checkpoint.path,
         format=checkpoint.format,
-        sha256=checkpoint.sha256(),
+        checkpoint=checkpoint,
         architecture=NEW_ARCHITECTURE,
         dialect="modernize",
         config=stored.config,

@@ -59,7 +59,7 @@ def inspect(
             progress=progress,
         )
     out.warnings(found.warnings)
-    out.answer(found.to_json(), lambda o: show_inspection(o, found))
+    out.answer(found.to_json() if out.as_json else {}, lambda o: show_inspection(o, found))
 
 
 @takes()
