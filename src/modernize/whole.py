@@ -46,12 +46,13 @@ def write_whole(path: Path, parts: Iterable[Part], *, beginning: Callable[[], by
     """Write the bytes of `parts`, one behind the other, as the file `path`, whole or not at all.
 
     `beginning` is asked when all parts are there: its bytes take the place of as many at the start of the file, where
-    something stands that was known last. Parts may be large and made only when they are asked for: never more than one is held. A link is written through, a
-    new file gets the mode of the umask, and one that is replaced hands on its permission bits and, where that may be,
-    its group; not its owner, and not setuid, setgid and sticky, which were granted to other bytes.
+    something stands that was known last. Parts may be large and made only when they are asked for: never more than one
+    is held. A link is written through, a new file gets the mode of the umask, and one that is replaced hands on its
+    permission bits and, where that may be, its group; not its owner, and not setuid, setgid and sticky, which were
+    granted to other bytes.
 
-    Raises OutputRefused where it cannot be written, and whatever `parts` and `beginning` raise; what was there before is then still
-    there, and nothing else.
+    Raises OutputRefused where it cannot be written, and whatever `parts` and `beginning` raise; what was there before
+    is then still there, and nothing else.
     """
     with _telling(path):
         target = resolve_output(path)
