@@ -149,7 +149,7 @@ def test_the_example_has_the_loss_that_is_noted_beside_it(story):
 
 
 def test_links_lead_to_files():
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/*.md"), *ROOT.glob("docs/**/*.md")]
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "SECURITY.md"]
     for path in pages:
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text("utf-8")):
             assert "://" in link or (path.parent / link).exists(), f"{path.name} links to {link}"
@@ -162,3 +162,14 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
     assert type(names["event"]).__name__ == "Finished"
+
+
+def test_every_promise_of_security_has_its_tests():
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    rows = [row for row in text.splitlines() if row.startswith("| ") and row != "| promise | tests |"]
+    assert len(rows) > 15
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(\w+)`", row)
+        assert named, row
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text("utf-8"), test
