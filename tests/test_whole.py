@@ -73,6 +73,17 @@ def never():
     yield b""
 
 
+@contextlib.contextmanager
+def child(*arguments):
+    """A Python that goes when the test does, however that ends."""
+    command = [sys.executable, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def refused(path, parts, match):
     with pytest.raises(OutputRefused, match=match) as found:
         write_whole(path, parts)
@@ -473,12 +484,10 @@ def test_two_runs_at_once_both_end_whole(out):
 def test_another_process_keeps_its_part(out):
     held = out.with_name(".out.01234567.part")
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
-    command = [sys.executable, "-c", code, str(held)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout.readline() == b"\n"
+    with child("-c", code, held) as process:
+        assert process.stdout.readline() == b"\n"
         write_whole(out, [b"new"])
         assert names(out) == [held.name, "out"]
-        child.kill()
     write_whole(out, [b"new"])
     assert names(out) == ["out"]
 
@@ -527,7 +536,9 @@ def test_without_locks_only_what_is_a_day_old_goes(out, monkeypatch):
     assert (names(out), out.read_bytes()) == ([fresh.name, "out"], b"new")
 
 
-@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "日" * 85, "x" * 241, "x" * 242])
+@pytest.mark.parametrize(
+    "name", ["x" * 255, "é" * 127, "日" * 85, "x" * 241, "x" * 242], ids=lambda name: f"{len(name)} {name[0]}"
+)
 def test_long_names_have_room_for_a_part(out, name):
     """And each its own: two that begin alike don't take each other's parts."""
     out, other = out.with_name(name), out.with_name(name[:-1] + "y")
@@ -589,11 +600,11 @@ run(app)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda sent: sent.name)
 def test_a_signal_leaves_the_old_file_and_nothing_else(out, sent):
     out.write_bytes(b"old")
-    with subprocess.Popen([sys.executable, "-c", WAITING, str(out)], stdout=subprocess.PIPE) as child:
-        assert child.stdout.readline() == b"writing\n"
+    with child("-c", WAITING, out) as process:
+        assert process.stdout.readline() == b"writing\n"
         assert len(names(out)) == 2
-        child.send_signal(sent)
-    assert child.returncode == 128 + sent
+        process.send_signal(sent)
+        assert process.wait(timeout=60) == 128 + sent
     assert (names(out), out.read_bytes()) == (["out"], b"old")
 
 
@@ -719,12 +730,11 @@ def killed(out, size, times, moments):
     write_whole(out, [base])
     turn, halves = 1, 0
     for _ in range(times):
-        command = [sys.executable, "-c", WRITES, str(out), str(size), str(turn)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-            child.stdout.readline()
+        with child("-c", WRITES, out, size, turn) as process:
+            process.stdout.readline()
             select.select([], [], [], moments.random() * size / 2e8)
-            child.kill()
-            said = [turn, *map(int, child.stdout.read().split())]
+            process.kill()
+            said = [turn, *map(int, process.stdout.read().split())]
         turn = said[-1]
         found = np.fromfile(out, np.uint8)
         assert found.size == size
@@ -805,7 +815,7 @@ def conversions(nano, tmp_path, count, *options):
         old = shutil.copy(nano, home / f"a model {i}.pt")
         os.utime(old, (10**9 * i, 10**9 * i))
         command = [sys.executable, "-m", "modernize", "convert", old.name if i % 2 else str(old), "new.safetensors"]
-        child = subprocess.Popen(
+        process = subprocess.Popen(
             [*command, *options],
             cwd=home,
             env={**os.environ, "PYTHONHASHSEED": str(i * 7), "TZ": f"UTC{i - 5}", "USER": f"somebody {i}"},
@@ -813,10 +823,10 @@ def conversions(nano, tmp_path, count, *options):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        waiting.append((child, home / "new.safetensors"))
+        waiting.append((process, home / "new.safetensors"))
         if len(waiting) == 2 or i == count - 1:  # two at a time
-            for child, new in waiting:
-                assert child.wait(timeout=300) == 0
+            for process, new in waiting:
+                assert process.wait(timeout=300) == 0
                 found.add(hashlib.sha256(new.read_bytes()).hexdigest())
             waiting = []
     return found
