@@ -266,8 +266,10 @@ def test_a_piece_is_gone_before_the_next_is_made(out):
     def pieces():
         for _ in range(4):
             assert not before or before[-1]() is None
-            made = torch.zeros(1, 8)
-            before.append(weakref.ref(made))
+            memory = np.zeros((1, 8), np.float32)
+            before.append(weakref.ref(memory))
+            made = torch.from_numpy(memory)
+            del memory
             yield made
             del made
 
