@@ -77,3 +77,28 @@ def test_throughput_measures_each_row_and_writes_its_page(monkeypatch):
     page = throughput.page(results)
     assert page.count("| tiny, 4 × 8 |") == len(throughput.ROWS)
     assert page.count("| 1.00 |") >= 2
+
+
+def test_conversion_is_measured_beside_a_copy(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(FOLDER)
+    bench = importlib.import_module("convert")
+    size = bench.TINY["tiny"]
+    bench.make(size, tmp_path)
+    results = {}
+    for way in bench.COPIES:
+        found = results["tiny", "torch zip", way] = bench.Measured(works=[], imports=[])
+        bench.measure(way, "torch zip", size, tmp_path, found)
+        assert found.works[0].seconds > 0
+        assert found.works[0].memory > 1e6
+        assert len(found.imports) == (way != "cp")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["old.pt", "old.safetensors"]
+    start = {what: [bench.Cost(seconds=0.1, memory=1)] for what in bench.START}
+    page = bench.page(results, bench.TINY, start)
+    assert page.count("| tiny | torch zip |") == len(bench.COPIES)
+    assert "| `modernize --help` | 0.100 | 1.00 |" in page
+
+
+def test_a_benchmark_tells_why_a_process_failed(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    with pytest.raises(RuntimeError, match="no such word"):
+        importlib.import_module("convert").cost(("python", "-c", "raise SystemExit('no such word')"))

@@ -12,7 +12,7 @@ from modernize.rewrite.plan import NORM_OF, READERS, WRITERS, Plan
 from modernize.spec import HOMES, GPTSpec
 
 NUMBERS = 1 << 18  # in a block: 2 MB in float64, which stays in a processor's cache from one move to the next
-MULTIPLE = 64  # of rows, so that a product with some of them adds up as one with all does
+MULTIPLE = 64  # of rows or columns, so that sums over some of them add up as those over all do, in the same order
 
 Cut = Literal["rows", "columns", "whole"]
 
