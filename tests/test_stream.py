@@ -197,6 +197,15 @@ def test_a_file_that_changes_while_it_is_read(run, nano, tmp_path, monkeypatch):
     refused(run, tmp_path, nano, 3, "changed while it was read")
 
 
+def test_a_file_that_changes_when_all_is_read(nano, tmp_path, monkeypatch):
+    """As a training that goes on may do while a retrofit fits blocks."""
+    import modernize.conversion
+
+    loss = modernize.conversion.old_loss
+    monkeypatch.setattr(modernize.conversion, "old_loss", lambda *args: os.utime(nano, ns=(1, 1)) or loss(*args))
+    assert convert(nano, tmp_path / "new.safetensors").written
+
+
 def test_an_error_of_the_machine_while_it_reads_is_the_inputs(run, nano, tmp_path, monkeypatch):
     def broken(*args):
         raise OSError(5, "Input/output error")

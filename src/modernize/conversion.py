@@ -125,8 +125,11 @@ def convert(
     narrowed = partial(cast, dtype=wanted, origin=partial(_origin, found=found))
     with Hashing(checkpoint, files_of(old), stamps) as hashing:
         if init == "retrofit":
+            before = found.state()
+            hashing.sha256()  # all is read, and the file may go
             made = _retrofitted(
                 found,
+                before,
                 wished,
                 narrowed,
                 tie=tie,
@@ -195,6 +198,7 @@ def _streamed(found: Recognised, wished: Plan, narrowed: Callable[[State], State
 
 def _retrofitted(
     found: Recognised,
+    before: State,
     wished: Plan,
     narrowed: Callable[[State], State],
     *,
@@ -208,7 +212,6 @@ def _retrofitted(
     progress: Stages,
 ) -> _Made:
     """By calibration on text."""
-    before = found.state()
     narrow = cast(before, torch.float32, origin=partial(_origin, found=found))
     model = old_model(found.spec, narrow, device_for_fits(device))
     text = _text(

@@ -23,7 +23,7 @@ class Hashing:
     def __init__(self, checkpoint: Checkpoint, files: Iterable[Path], stamps: tuple[Stamp | None, ...]) -> None:
         """`stamps` are those that the files had before the checkpoint was opened."""
         self._checkpoint, self._files, self._stamps = checkpoint, tuple(files), stamps
-        self._found = ""
+        self._found, self._settled = "", False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -44,7 +44,12 @@ class Hashing:
             self._error = error
 
     def sha256(self) -> str:
-        """Wait for the hash. Raises UnreadableFile for a file that is damaged, or that has changed in the meantime."""
+        """Wait for the hash. To be asked for when everything else is read.
+
+        Raises UnreadableFile for a file that is damaged, or that has changed before this was asked for the first time.
+        """
+        if self._settled:
+            return self._found
         self._thread.join()
         if stamps_of(self._files) != self._stamps:
             raise UnreadableFile(
@@ -53,6 +58,7 @@ class Hashing:
             )
         if self._error:
             raise self._error
+        self._settled = True
         return self._found
 
     def readable(self, read: Iterator[T]) -> Iterator[T]:
