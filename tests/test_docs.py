@@ -149,7 +149,8 @@ def test_the_example_has_the_loss_that_is_noted_beside_it(story):
 
 
 def test_links_lead_to_files():
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "SECURITY.md"]
+    pages = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")]
+    pages += [*ROOT.glob("examples/*.md"), *ROOT.glob("docs/**/*.md")]
     for path in pages:
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text("utf-8")):
             assert "://" in link or (path.parent / link).exists(), f"{path.name} links to {link}"
