@@ -125,8 +125,8 @@ def convert(
     narrowed = partial(cast, dtype=wanted, origin=partial(_origin, found=found))
     with Hashing(checkpoint, files_of(old), stamps) as hashing:
         if init == "retrofit":
-            before = found.state()
-            hashing.sha256()  # all is read, and the file may go
+            before = found.state(verified=True)
+            hashing.sha256()  # verifies; all is read, and the file may go
             made = _retrofitted(
                 found,
                 before,
