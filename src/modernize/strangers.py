@@ -74,8 +74,9 @@ def modern_folder(config: Mapping[str, object]) -> tuple[str, str]:
     """What is said of a folder with this `config.json` where there is nothing to convert, and the hint; or nothing."""
     if "modernize" in config:
         return "is already converted: an export that modernize wrote", _MODERN
-    if config.get("model_type") in MODERN_TYPES:
-        return f"is a {config['model_type']!r} model by its config.json, with RMSNorm and RoPE already", _MODERN
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in MODERN_TYPES:
+        return f"is a {kind!r} model by its config.json, with RMSNorm and RoPE already", _MODERN
     return "", ""
 
 

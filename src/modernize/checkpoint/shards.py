@@ -1,5 +1,6 @@
 """Weights in several files with an index: `model.safetensors.index.json` or `pytorch_model.bin.index.json`."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from modernize.errors import UnreadableFile
 if TYPE_CHECKING:
     import torch
 
+_LONGEST = 255  # bytes of a file name
 _AGAIN = "download the folder again, or save the model again with save_pretrained"
 
 
@@ -113,10 +115,16 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise UnreadableFile(f"{index} is no index of shards: it has no weight_map", hint=_AGAIN)
     check_names(index, entries)
     for name, file in entries.items():
-        if not isinstance(file, str) or Path(file).name != file or file in {"", ".", ".."}:
+        if not isinstance(file, str) or not _is_file_name(file):
             raise UnreadableFile(
                 f"{index} puts {name} into {shown(file)}, which is no file name in its folder", hint=_AGAIN
             )
     if not entries:
         raise UnreadableFile(f"{index} names no tensors", hint=_AGAIN)
     return entries
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether it names a file in a folder, on any system, and can be said."""
+    plain = name.isprintable() and Path(name).name == name and "\\" not in name and name not in {"", ".", ".."}
+    return plain and len(os.fsencode(name)) <= _LONGEST
