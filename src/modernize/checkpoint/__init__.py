@@ -10,6 +10,7 @@ torch_file.py        files that torch wrote, as the dictionary that they hold
   zip_members.py       the members of an archive, none of which can be read in two ways
   torch_legacy.py      before 1.6: pickles and bytes one behind the other
   pickle_machine.py    a pickle, instruction by instruction, without importing or calling anything
+  budget.py            what a pickle may cost beside its instructions
   pickle_names.py      what a pickle may name, and the few things that it may call
   nesting.py           values that hold themselves or one another without end
   records.py           what a pickle leaves behind: names, objects, storages, tensors

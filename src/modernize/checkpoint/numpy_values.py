@@ -54,6 +54,10 @@ class Array:
             _, shape, dtype, fortran, raw = state
             self.fill(raw, dtype, shape, "F" if fortran is True else "C")
 
+    def __len__(self) -> int:
+        """Bytes of its numbers."""
+        return 0 if self.value is None else self.value.nbytes
+
     def fill(self, raw: object, dtype: object, shape: object, order: object) -> None:
         """Take numbers from their bytes where all of it fits together."""
         flat = dtype.read(raw) if isinstance(dtype, DType) else None

@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from modernize.checkpoint import limits
+from modernize.checkpoint.budget import Budget
 from modernize.checkpoint.faults import Damaged, TooMuch, Unsafe, shown
 from modernize.checkpoint.nesting import check_nesting
+from modernize.checkpoint.numpy_values import Array, DType
 from modernize.checkpoint.opcodes import OPCODES, STOP, UNSAFE
 from modernize.checkpoint.pickle_names import Call, check_name, current
 from modernize.checkpoint.records import Misfit, Name, Record, View
 
 _MARK = object()
-_SCALARS = (str, int, float, bytes, type(None), Name, Record, View, Misfit)  # that may be keys
+_MEMO_GAP = 256  # programs number what they remember from 0 or 1 on, one by one
 _STATELESS = (View, Misfit, dict, list, str, type(None))  # a state that is put on one of these is of no use
 
 
@@ -36,7 +38,8 @@ class PickleMachine:
         calls: Mapping[Name, Call],
         persistent: Callable[[object], object] | None = None,
     ) -> None:
-        self.at = at
+        self.at = self._start = at
+        self._budget = Budget()
         self._data, self._calls, self._persistent = data, calls, persistent
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
@@ -131,7 +134,10 @@ class PickleMachine:
         self._push(self._memo[number])
 
     def _put(self, number: int | str) -> None:
-        self._memo[_converted(int, number)] = self._top()
+        number = int(_converted(int, number))
+        if not 0 <= number <= len(self._memo) + _MEMO_GAP:
+            raise Damaged(f"its pickle remembers a value as number {shown(number)}, which is not the next one")
+        self._memo[number] = self._top()
 
     def _memoize(self) -> None:
         self._put(len(self._memo))
@@ -230,8 +236,9 @@ class PickleMachine:
             target = target.fields
         if not isinstance(target, dict) or len(values) % 2:
             raise Damaged(f"its pickle puts keys into {shown(target)}")
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            if _hashable(key) in target:
+        for raw, value in zip(values[::2], values[1::2], strict=True):
+            key = self._budget.key(raw, len(target))
+            if key in target:
                 raise Damaged(f"{shown(key)} is in one dictionary twice")
             target[key] = value
 
@@ -243,10 +250,10 @@ class PickleMachine:
         target = self._top()
         if not isinstance(target, set):
             raise Damaged(f"its pickle puts members into {shown(target)}")
-        target.update(map(_hashable, members))
+        target.update(map(self._budget.key, members))
 
     def _frozen_set(self) -> None:
-        self._push(frozenset(map(_hashable, self._pop_mark())))
+        self._push(frozenset(map(self._budget.key, self._pop_mark())))
 
     # ---------------------------------------------------------------------------------- names and objects
 
@@ -260,6 +267,8 @@ class PickleMachine:
         self._name(module, name)
 
     def _name(self, module: str, name: str) -> None:
+        if len(module) + len(name) > limits.NAME:
+            raise TooMuch(f"the name of a class of {len(module) + len(name):,} characters, more than {limits.NAME}")
         found = current(Name(module, name))
         if found not in self._calls:
             check_name(found)
@@ -271,7 +280,9 @@ class PickleMachine:
             raise Damaged(f"its pickle calls {shown(called)} with {shown(args)}")
         if called not in self._calls:
             raise Unsafe(f"asks to call {shown(str(called))}")
-        self._push(self._calls[called](args))
+        made = self._calls[called](args)
+        self._budget.copied(made, self.at - self._start)
+        self._push(made)
 
     def _new(self) -> None:
         args, kind = self._pop(), self._pop()
@@ -284,16 +295,19 @@ class PickleMachine:
         self._new()
         if not isinstance(keywords, dict):
             raise Damaged("its pickle makes an object with keywords that are none")
+        self._budget.copied(keywords, self.at - self._start)
         self._top().fields.update(keywords)
 
     def _build(self) -> None:
         state, target = self._pop(), self._top()
-        if hasattr(target, "set_state"):
+        if isinstance(target, Array | DType):
             target.set_state(state)
+            self._budget.copied(target, self.at - self._start)
         elif isinstance(target, Record):
             # (fields, slots) is what objects with __slots__ have; anything else is a state of the class's own making
             for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
                 if isinstance(part, dict | Record):
+                    self._budget.copied(part, self.at - self._start)
                     target.fields.update(part)
         elif not isinstance(target, _STATELESS):
             raise Damaged(f"its pickle gives a state to {shown(target)}")
@@ -317,10 +331,3 @@ def _converted(kind: Any, line: Any) -> Any:  # noqa: ANN401  (int or float)
         return kind(line)
     except ValueError as error:
         raise Damaged(f"{shown(line)} in its pickle is no number") from error
-
-
-def _hashable(key: Any) -> Any:  # noqa: ANN401
-    """A value that can be a key: none that holds others but a flat tuple, whose hash needs no deep walk."""
-    if not (isinstance(key, _SCALARS) or (isinstance(key, tuple) and all(isinstance(k, _SCALARS) for k in key))):
-        raise Damaged(f"{shown(key)} is used as a key")
-    return key

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from modernize.checkpoint.faults import Damaged, Unsafe, shown
+from modernize.checkpoint import limits
+from modernize.checkpoint.faults import Damaged, TooMuch, Unsafe, shown
 from modernize.checkpoint.numpy_values import Array, DType, from_buffer, scalar
-from modernize.checkpoint.records import Misfit, Name, Record, View, view_of
+from modernize.checkpoint.records import Misfit, Name, Record, View, is_small, view_of
 
 Call = Callable[[tuple[Any, ...]], Any]
 
@@ -70,7 +71,7 @@ def _dictionary(args: tuple[Any, ...]) -> dict[Any, Any]:
 
 
 def _is_key(key: object) -> bool:
-    return isinstance(key, str | int | float | bytes)
+    return isinstance(key, str | bytes) or (isinstance(key, int | float) and is_small(key))
 
 
 def _empty_dictionary(args: tuple[Any, ...]) -> dict[Any, Any]:
@@ -112,6 +113,8 @@ def _complex(args: tuple[Any, ...]) -> complex:
 
 def _path(args: tuple[Any, ...]) -> str:
     """A path of any system: its parts, joined."""
+    if sum(len(part) for part in args if isinstance(part, str)) > limits.LINE:
+        raise TooMuch(f"a path of more than {limits.LINE:,} characters")
     return "/".join(part if isinstance(part, str) else shown(part) for part in args).replace("//", "/")
 
 

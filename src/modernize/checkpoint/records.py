@@ -79,7 +79,7 @@ class Storage:
         return self.numel * {**ITEM_SIZES, **_ONLY_STORED}[self.dtype]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class View:
     """A tensor: numbers of a storage from `offset` on, `stride` apart, all in numbers of its own dtype."""
 
@@ -93,6 +93,9 @@ class View:
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<tensor {'×'.join(map(str, self.shape))} {self.dtype}>"
 
     @property
     def numel(self) -> int:
@@ -124,6 +127,11 @@ class Misfit:
         return len(self.shape)
 
 
+def is_small(number: object) -> bool:
+    """Whether a number may be a key: those that are larger than its hash can be chosen to collide."""
+    return not isinstance(number, int) or abs(number) < 1 << 60
+
+
 def view_of(storage: object, offset: object, shape: object, stride: object, dtype: str | None = None) -> View | Misfit:
     """A view of a storage, checked against its size. Raises Damaged, TooMuch."""
     if not isinstance(storage, Storage):
@@ -132,7 +140,7 @@ def view_of(storage: object, offset: object, shape: object, stride: object, dtyp
     sizes, steps = _whole(shape, "shape"), _whole(stride, "stride")
     if len(sizes) != len(steps):
         raise Damaged(f"a tensor has {len(sizes)} axes and {len(steps)} strides")
-    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= limits.SIZE:
         raise Damaged(f"a tensor begins at {shown(offset)}")
     if dtype not in ITEM_SIZES:
         return Misfit(what=f"a tensor of {shown(dtype)}", shape=sizes, dtype=dtype)
