@@ -10,9 +10,7 @@ DEPTH = 100  # containers in one another
 PICKLE = 1 << 30  # bytes that one pickle in a zip may have
 INTEGER = 64  # bytes of a whole number
 LINE = 4096  # bytes of an argument that ends with its line
-NUMBERS = (
-    20_000  # that are keys, in no order: numbers are hashed without a secret, so that a file can make them collide
-)
+NUMBERS = 20_000  # that are keys, in no order: hashed without a secret, so that a file could make them collide
 COPIED = 1 << 20  # values and bytes that calls copy, beside those that the pickle holds
 
 # archives

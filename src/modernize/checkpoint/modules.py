@@ -24,13 +24,18 @@ def is_module(value: object) -> TypeGuard[Record]:
 def state_of(module: Record) -> dict[str, View | Misfit]:
     """The weights and persistent buffers by their full names, as `state_dict()`."""
     state: dict[str, View | Misfit] = {}
+    count = 0
     for prefix, part in _walk(module):
         fleeting = part.fields.get("_non_persistent_buffers_set", ())
         for group in ("_parameters", "_buffers"):
-            for name, tensor in _mapping(part, group).items():
-                kept = group == "_parameters" or not isinstance(fleeting, set | list) or name not in fleeting
+            entries = _mapping(part, group)
+            count += len(entries)
+            if count > limits.TENSORS:
+                raise TooMuch(f"a module of more than {limits.TENSORS:,} tensors")
+            for name, tensor in entries.items():
+                kept = group == "_parameters" or not isinstance(fleeting, set) or name not in fleeting
                 if kept and isinstance(tensor, View | Misfit):
-                    state[f"{prefix}{name}"] = tensor
+                    state[f"{prefix}{_checked(name)}"] = tensor
     return state
 
 
@@ -46,9 +51,10 @@ def notes_of(module: Record) -> dict[str, Any]:
             and isinstance(value, _PLAIN)
         }  # fmt: skip
         parts = _mapping(inner, "_modules")
-        if set(parts) not in ({"module"}, {"_orig_mod"}):
+        held = next(iter(parts.values()), None)
+        if set(parts) not in ({"module"}, {"_orig_mod"}) or not is_module(held):
             break
-        inner = next(iter(parts.values()))
+        inner = held
     told: dict[str, set[Any]] = {}
     for _, part in _walk(module):
         for key, value in _facts(part):
@@ -80,13 +86,24 @@ def _walk(module: Record) -> Iterator[tuple[str, Record]]:
             raise TooMuch(f"a module of more than {limits.TENSORS:,} parts")
         if id(part) in above or len(above) > limits.DEPTH:
             raise Damaged("it holds a module that is a part of itself")
+        if len(prefix) > limits.NAME:
+            raise TooMuch(f"a module with a name of more than {limits.NAME} characters")
         yield prefix, part
         inner = [
-            (f"{prefix}{shown(name)}.", value, above | {id(part)})
+            (f"{prefix}{_checked(name)}.", value, above | {id(part)})
             for name, value in _mapping(part, "_modules").items()
             if isinstance(value, Record) and is_module(value)
         ]
         waiting += reversed(inner)
+
+
+def _checked(name: object) -> str:
+    """A name of a part. Raises Damaged for what is no text, TooMuch for what is too long to be shown."""
+    if not isinstance(name, str):
+        raise Damaged(f"a part of a module has the name {shown(name)}")
+    if len(name) > limits.NAME:
+        raise TooMuch(f"a module with a name of more than {limits.NAME} characters")
+    return name
 
 
 def _mapping(part: Record, name: str) -> Mapping[Any, Any]:

@@ -12,13 +12,16 @@ from modernize.checkpoint.faults import Damaged, TooMuch
 from modernize.checkpoint.records import Record
 
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+_LEVELS = 6  # dictionaries and objects in one another, that are looked through for weights and settings
 
 
 def check_nesting(root: object) -> None:
     """Raises TooMuch for what is too deep or too wide, Damaged for a container that holds itself.
 
-    Records may refer to one another in circles, as modules and configurations do: nothing here walks through them.
+    Records may refer to one another in circles, as modules and configurations do: through them goes only what counts
+    its steps.
     """
+    _check_width(root, {}, _LEVELS)
     sizes: dict[int, tuple[int, int]] = {}  # container -> (values in it, however often; depth)
     seen: set[int] = set()
     roots = [root]
@@ -30,6 +33,18 @@ def check_nesting(root: object) -> None:
                 roots += [found.args, found.fields, found.items_held]
         elif isinstance(found, _CONTAINERS):
             _measure(found, sizes, roots)
+
+
+def _check_width(found: object, known: dict[tuple[int, int], int], levels: int) -> int:
+    """Entries of dictionaries and objects, as often as one meets them on the way down some levels. Raises TooMuch."""
+    if not levels or not isinstance(found, dict | Record):
+        return 1
+    if (id(found), levels) not in known:
+        entries = 1 + sum(_check_width(value, known, levels - 1) for value in found.values())
+        if entries > limits.OPCODES:
+            raise TooMuch("dictionaries and objects put into so many others that they could never be looked through")
+        known[id(found), levels] = entries
+    return known[id(found), levels]
 
 
 def _measure(root: Any, sizes: dict[int, tuple[int, int]], records: list[object]) -> None:  # noqa: ANN401

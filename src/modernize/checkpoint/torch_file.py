@@ -59,14 +59,16 @@ def _usable(items: Mapping[Any, Any]) -> dict[Any, Any]:
 
     What a module says of itself stands beside its weights, where nothing else has that name.
     """
-    usable = _turned(items)
-    for value in items.values():
-        if is_module(value):
-            usable = {**{key: note for key, note in notes_of(value).items() if key not in usable}, **usable}
+    usable = _turned(items, {})
+    for module in {id(value): value for value in items.values() if is_module(value)}.values():
+        for key, note in notes_of(module).items():
+            usable.setdefault(key, note)
     return usable
 
 
-def _turned(items: Mapping[Any, Any], depth: int = 0) -> dict[Any, Any]:
+def _turned(items: Mapping[Any, Any], known: dict[tuple[int, int], Any], depth: int = 0) -> dict[Any, Any]:
+    """`known` is what became of a value at a depth: what stands in several places is turned once."""
+
     def turned(value: object) -> object:
         if isinstance(value, Array):
             return value.as_view()
@@ -74,10 +76,19 @@ def _turned(items: Mapping[Any, Any], depth: int = 0) -> dict[Any, Any]:
             return state_of(value)
         value = unfolded(value)
         if isinstance(value, Mapping) and depth < DEEPEST:
-            return _turned(value, depth + 1)
+            return _turned(value, known, depth + 1)
         return value
 
-    return {key: turned(value) for key, value in items.items()}
+    made: dict[Any, Any] = {}
+    for key, value in items.items():
+        if not isinstance(value, Array | Mapping):
+            made[key] = value
+            continue
+        place = (id(value), 0 if is_module(value) else depth)
+        if place not in known:
+            known[place] = turned(value)
+        made[key] = known[place]
+    return made
 
 
 def _places(path: Path, tensors: Mapping[str, Any], starts: Mapping[str, int]) -> dict[str, Place]:
