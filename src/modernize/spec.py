@@ -130,21 +130,21 @@ class ModernConfig(_Sizes):
         early = {"rope_scale": 1.0, "trained_context": plain["block_size"]}  # what the first files don't say
         values: dict[str, Any] = {f.name: {**early, **plain}[f.name] for f in fields(cls)}
         for name in _COUNTS:
-            if not isinstance(values[name], int) or values[name] < 1:
+            if not isinstance(values[name], int) or isinstance(values[name], bool) or not 1 <= values[name] < 1 << 63:
                 raise ValueError(f"{name} is {values[name]!r}")
         for name in ("norm_eps", "rope_base", "rope_scale"):
-            if not isinstance(values[name], int | float) or not 0 <= values[name] < math.inf:
+            if not isinstance(values[name], int | float) or not 0 <= float(values[name]) < math.inf:
                 raise ValueError(f"{name} is {values[name]!r}")
         if not values["rope_scale"]:
             raise ValueError("rope_scale is 0")
         heads, kv_heads = values["n_head"], values["n_kv_head"]
         if values["n_embd"] % heads or values["n_embd"] // heads % 2 or heads % kv_heads:
             raise ValueError(f"n_head is {heads}, n_kv_head {kv_heads}, n_embd {values['n_embd']}")
-        if values["tied"] not in (True, False):
-            raise ValueError(f"tied is {values['tied']!r}")
+        if not isinstance(values["tied"], bool):
+            raise TypeError(f"tied is {values['tied']!r}")
         if values["activation"] not in MODERN_ACTIVATIONS:
             raise ValueError(f"activation is {values['activation']!r}")
-        if set(values["biases"]) - set(LINEARS):
+        if not isinstance(values["biases"], list | tuple) or set(values["biases"]) - set(LINEARS):
             raise ValueError(f"biases is {values['biases']!r}")
         return cls(**{**values, "biases": tuple(cast("list[str]", values["biases"]))})
 

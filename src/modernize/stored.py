@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modernize.checkpoint import Checkpoint
+from modernize.checkpoint.faults import quoted, shown
 from modernize.errors import UnreadableFile
 from modernize.spec import FLOATS, ModernConfig
 
@@ -39,24 +40,24 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
     try:
         plain = {"schema": None, "calibration": None, **json.loads(text)}
         stored = Stored(
-            config=ModernConfig.from_json(plain["config"]),
+            config=_config(plain["config"], len(checkpoint.tensors)),
             sha256=str(plain["source"]["sha256"]),
             dialect=str(plain["source"]["dialect"]),
-            facts=dict(plain["source"].get("facts", {})),  # which the first files don't have
+            facts=_facts(plain["source"].get("facts", {})),  # which the first files don't have
             init=str(plain["init"]),
             calibration=None if plain["calibration"] is None else dict(plain["calibration"]),
             version=str(plain["version"]),
             vocabulary={str(token): int(index) for token, index in plain["vocabulary"].items()},
-            history=tuple(dict(run) for run in plain["finetunes"]),
+            history=tuple(map(_run, plain["finetunes"])),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UnreadableFile(
-            f"{checkpoint.path} has modernize metadata that cannot be understood: {error!r}",
+            f"{checkpoint.path} has modernize metadata that cannot be understood: {shown(repr(error))}",
             hint="convert the old checkpoint again",
         ) from error
     if plain["schema"] != SCHEMA:
         raise UnreadableFile(
-            f"{checkpoint.path} has metadata of schema {plain['schema']!r}, and this version reads {SCHEMA}",
+            f"{checkpoint.path} has metadata of schema {quoted(plain['schema'])}, and this version reads {SCHEMA}",
             hint="use the version of modernize that wrote it, or convert the old checkpoint again",
         )
     for name, info in checkpoint.tensors.items():
@@ -66,10 +67,35 @@ def stored_in(checkpoint: Checkpoint) -> Stored | None:
                 hint="convert the old checkpoint again",
             )
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    if shapes != stored.config.shapes():
-        wrong = sorted({*shapes, *stored.config.shapes()}, key=lambda n: shapes.get(n) == stored.config.shapes().get(n))
+    wanted = stored.config.shapes()
+    if shapes != wanted:
+        wrong = next(name for name in (*wanted, *shapes) if shapes.get(name) != wanted.get(name))
         raise UnreadableFile(
-            f"{checkpoint.path}: {wrong[0]} does not fit the configuration in its metadata",
+            f"{checkpoint.path}: {wrong} does not fit the configuration in its metadata",
             hint="convert the old checkpoint again",
         )
     return stored
+
+
+def _config(plain: Mapping[str, Any], tensors: int) -> ModernConfig:
+    """The configuration of a file with so many tensors, of which every layer has some. Raises ValueError and others."""
+    config = ModernConfig.from_json(plain)
+    if config.n_layer > tensors:
+        raise ValueError(f"n_layer is {config.n_layer}, and there are {tensors} tensors")
+    return config
+
+
+def _facts(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Facts`, of their types. Raises TypeError for others."""
+    for name, value in plain.items():
+        kinds = {"n_head": int, "norm_eps": float}.get(name, str)
+        if not isinstance(value, kinds | None) or isinstance(value, bool):
+            raise TypeError(f"{name} is {quoted(value)}")
+    return dict(plain)
+
+
+def _run(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """One fine-tune. Raises TypeError where its losses are none."""
+    if not isinstance(plain.get("loss"), dict | None):
+        raise TypeError(f"loss is {quoted(plain['loss'])}")
+    return dict(plain)

@@ -1,5 +1,6 @@
 """What the parts of the reader say of a file, without knowing which file it is; `named` adds its name and a hint."""
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,18 @@ def _error(path: Path, fault: Fault) -> InputRefused:
     if isinstance(fault, Foreign):
         return UnreadableFile(f"{path}: {fault}", hint=SAVE_AGAIN)
     return UnreadableFile(f"{path} is damaged or cut short: {fault}", hint=COPY_AGAIN)
+
+
+class _Short(reprlib.Repr):
+    """Values of any size and depth, as Python writes them, but short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = self.maxdict = self.maxset = self.maxfrozenset = 3
+        self.maxstring = self.maxlong = self.maxother = _LONGEST
+
+
+quoted = _Short().repr  # a setting, as a sentence shows it
 
 
 def shown(value: object) -> str:
