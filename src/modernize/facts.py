@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from modernize.checkpoint import Checkpoint
+from modernize.checkpoint.faults import quoted
 from modernize.choices import Activation, AttnScale, Norm
 from modernize.dialects import DIALECTS, Cover, Dialect
 from modernize.dialects.demands import contradiction
@@ -163,7 +164,7 @@ def _understood(
         return setting
     known = CHOICES.get(name, ("a small positive number",))
     raise UnknownLayout(
-        f"{checkpoint.path}: {where} is {setting!r}, and {name} can only be {', '.join(known)}",
+        f"{checkpoint.path}: {where} is {quoted(setting)}, and {name} can only be {', '.join(known)}",
         hint=f"if the file is wrong about it, pass --{name.replace('_', '-')}",
     )
 
@@ -211,7 +212,7 @@ def _find_heads(checkpoint: Checkpoint, cover: Cover, said: Facts, found: Findin
         found.values["n_head"] = told
     elif where:
         setting, _ = look_up(checkpoint.settings, "n_head")
-        found.asked["--n-head N"] = f"{where} is {setting!r}, which is no number of heads"
+        found.asked["--n-head N"] = f"{where} is {quoted(setting)}, which is no number of heads"
     else:
         found.asked["--n-head N"] = "nothing says how many heads it has, and its tensors cannot tell"
 
@@ -225,7 +226,7 @@ def check_settings(
     warnings = []
     kind = checkpoint.settings.get("config.json", {}).get("model_type")
     if said.dialect and kind is not None and kind not in dialect.model_types:
-        warnings.append(f"config.json says model_type {kind!r}; --dialect {said.dialect} was taken")
+        warnings.append(f"config.json says model_type {quoted(kind)}; --dialect {said.dialect} was taken")
     for name in ("n_layer", "n_embd", "block_size", "vocab_size"):
         setting, where = look_up(checkpoint.settings, name)
         told, real = whole_number(setting), getattr(spec, name)
@@ -240,7 +241,7 @@ def check_settings(
     odd = contradiction(checkpoint.settings, spec, dict(dialect.must_be))
     if odd:
         raise UnknownLayout(
-            f"{checkpoint.path}: {odd.where} is {odd.value!r}, and only {odd.only} can be carried over",
+            f"{checkpoint.path}: {odd.where} is {quoted(odd.value)}, and only {odd.only} can be carried over",
             hint=f"{odd.but}if the file is wrong about it, save it without that setting",
         )
     _check_config_json(checkpoint, has_head=has_head)
@@ -274,13 +275,13 @@ def dialects_of(checkpoint: Checkpoint, said: Facts) -> tuple[Dialect, ...]:
     if not fitting:
         known = ", ".join(kind for d in DIALECTS for kind in d.model_types)
         raise UnknownLayout(
-            f"{checkpoint.path} is a {kind!r} model by its config.json, and only {known} are known there",
+            f"{checkpoint.path} is a {quoted(kind)} model by its config.json, and only {known} are known there",
             hint="`modernize dialects` lists what can be converted; if it is one of these, --dialect says so",
         )
     for name, value in (row for d in fitting for row in d.must_be):
         if config.get(name, value) != value:
             raise UnknownLayout(
-                f"{checkpoint.path}: config.json says {name} {config[name]!r}, which cannot be carried over",
+                f"{checkpoint.path}: config.json says {name} {quoted(config[name])}, which cannot be carried over",
                 hint=f"only models with {name} {value!r} can be converted",
             )
     return fitting

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modernize.dialects.setting_names import entries, heads_told, whole_number
+from modernize.dialects.setting_names import entries, heads_told, whole_number, worded
 from modernize.spec import GPTSpec
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -37,7 +37,7 @@ class Contradiction:
 
 
 def _word(value: object) -> str:
-    return "".join(c for c in str(value).lower() if c.isalnum())
+    return "".join(c for c in worded(value).lower() if c.isalnum())
 
 
 def _off(value: Any, spec: GPTSpec, settings: Settings) -> bool:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from modernize.checkpoint.records import Name
 from modernize.choices import Activation
 
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -100,13 +101,17 @@ ACTIVATION_NAMES: dict[str, Activation] = {
 }
 
 
+_LARGEST = 1 << 63  # whole number that a setting may be
+_LONGEST = 512  # characters of one that is a word
+
+
 def whole_number(value: object) -> int | None:
     """A setting as a whole number, also where it is written as `4.0` or `"4"`; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return value
-    if isinstance(value, float) and value.is_integer():
+        return value if abs(value) < _LARGEST else None
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST:
         return int(value)
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else None
 
@@ -123,8 +128,15 @@ def number(value: object) -> float | None:
 
 def activation(value: object) -> Activation | None:
     """What an activation is called here, however a program writes it: `GELU`, `nn.ReLU()`, `gelu_new`."""
-    word = str(value).lower().removesuffix("()").rpartition(".")[2]
+    word = worded(value).lower().removesuffix("()").rpartition(".")[2]
     return ACTIVATION_NAMES.get(word)
+
+
+def worded(value: object) -> str:
+    """A setting as a word: what has no word of a usual length has none. Its text could be as long as a file likes."""
+    plain = isinstance(value, bool | float | Name) or (isinstance(value, int) and abs(value) < _LARGEST)
+    text = str(value) if plain else value
+    return text if isinstance(text, str) and len(text) <= _LONGEST else ""
 
 
 def entries(settings: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
