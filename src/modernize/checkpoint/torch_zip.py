@@ -22,6 +22,7 @@ class TorchZip:
     def __init__(self, path: Path) -> None:
         self.starts: dict[str, int] = {}
         self.faults: dict[str, str] = {}
+        self._storages: dict[str, Storage] = {}
         with path.open("rb") as stream:
             self._members = members_of(stream, path.stat().st_size)
             order = self._small(stream, "byteorder", "little")
@@ -32,6 +33,9 @@ class TorchZip:
         self.root: Any = machine.run()
         if machine.at != len(raw):
             raise Damaged("something stands behind the end of its pickle")
+        with_bytes = [member for member in self._members.values() if member.size]
+        if any(member.crc for member in with_bytes) and not all(member.crc for member in with_bytes):
+            raise Damaged("some of its members have checksums, and some have none")
         self.checksums: Sequence[Checksum] = [
             Checksum(what=f"the member {shown(m.name)}", start=m.start, end=m.end, crc=m.crc)
             for m in self._members.values()
@@ -44,6 +48,8 @@ class TorchZip:
             raise Damaged("its pickle refers to something that is no storage")
         _, kind, key, _, numel = reference
         storage = Storage(checked_key(key), dtype_of_storage(kind), checked_numel(numel))
+        if self._storages.setdefault(storage.key, storage) != storage:
+            raise Damaged(f"the storage {shown(storage.key)} is described in two ways")
         member = self._members.get(f"data/{storage.key}")
         if member is None:
             self.faults[storage.key] = "is not in the file"
