@@ -70,7 +70,7 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
         return _assembled(path, kind, source, notes, weights)
     root = load_torch(path, legacy=kind is Kind.TORCH_LEGACY)
     chosen, ignored = root.choose(weights), root.ignored(weights)
-    said = (f"tensors that are not among the weights are ignored: {', '.join(ignored)}",) if ignored else ()
+    said = (f"tensors that are not among the weights are ignored: {ignored}",) if ignored else ()
     if place := root.unusual_place(weights):
         said = (*said, f"the weights were taken from {place}, the only place in the file that has tensors with names")
     return _assembled(path, kind, chosen, root.notes(), weights, said=said)

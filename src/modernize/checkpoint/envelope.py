@@ -2,12 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from modernize.checkpoint import limits
 from modernize.checkpoint.base import Checkpoint, Source
+from modernize.checkpoint.faults import Fault, quoted, shown
+from modernize.checkpoint.nesting import check_nesting
 from modernize.choices import Weights
 from modernize.errors import AmbiguousInput, UnreadableFile
 
@@ -29,6 +33,7 @@ WRAPPERS: dict[Weights, tuple[str, ...]] = {
 }
 _WORDS = (*WRAPPERS["model"], "shadow")  # inside one of these
 DEEPEST = 3
+_SHOWN = 12  # names in a sentence
 _AVERAGED = re.compile(r"(?:^|_)(?:ema|swa|averaged?)(?:_|$)")
 # keys beside the weights that hold facts, most telling first
 SETTINGS = (
@@ -83,7 +88,7 @@ class Root:
         found = self._found(weights)
         if len(found) > 1:
             raise AmbiguousInput(
-                f"{self.path} holds several sets of weights: {', '.join(found)}",
+                f"{self.path} holds several sets of weights: {_listed(found)}",
                 hint=f"save the one you mean alone: torch.save({_indexed(next(iter(found)))}, PATH)",
             )
         for tensors in found.values():
@@ -92,22 +97,22 @@ class Root:
             nameless = [name for name, value in _items(self.items.get(key)) if _is_list_of_tensors(value)]
             if nameless:
                 raise UnreadableFile(
-                    f"{self.path} keeps {key}.{nameless[0]} as a list of tensors without their names",
+                    f"{self.path} keeps {key}.{shown(str(nameless[0]))} as a list of tensors without their names",
                     hint="in the program that wrote them, copy them into the model (`ema.copy_to(model.parameters())`) "
                     "and save its state_dict()",
                 )
-        keys = ", ".join(repr(key) for key in list(self.items)[:8]) or "nothing"
+        keys = ", ".join(map(quoted, list(self.items)[:8])) or "nothing"
         raise UnreadableFile(
             f"{self.path} has no {'averaged ' if weights == 'ema' else ''}weights: it holds {keys}",
             hint=f"weights are looked for under {', '.join(WRAPPERS[weights])}"
             + ("" if weights == "ema" else ", or as a bare dictionary of tensors"),
         )
 
-    def ignored(self, weights: Weights) -> list[str]:
+    def ignored(self, weights: Weights) -> str:
         """Tensors that are neither among the weights nor a scalar beside them (a loss, a step), by where they stand."""
         (place,) = self._found(weights)
-        if self.unusual_place(weights):
-            return []
+        if place not in {"", *dict(_sets(self.items, WRAPPERS[weights]))}:
+            return ""
         ignored: list[str] = []
         inside: Any = self.items
         for depth, key in enumerate(place.split(".") if place else ()):
@@ -116,13 +121,13 @@ class Root:
             ignored += [".".join([*place.split(".")[:depth], str(name)]) for name in beside]
             inside = inside[key]
         nested = [k for k, v in inside.items() if isinstance(v, Mapping | list | tuple)] if place else []
-        return ignored + [f"{place}.{name}" for name in nested]
+        return _listed([*ignored, *(f"{place}.{name}" for name in nested)])
 
     def unusual_place(self, weights: Weights) -> str:
         """Where weights lie that are under none of WRAPPERS; empty where they are under one, or bare in the file."""
         found = self._found(weights)
         usual = dict(_sets(self.items, WRAPPERS[weights])) or {""}
-        return next((place for place in found if place not in usual), "") if weights == "model" else ""
+        return next((shown(place) for place in found if place not in usual), "") if weights == "model" else ""
 
     def notes(self) -> dict[str, Any]:
         """What is no dictionary of tensors, beside the weights and beside what holds them, and settings without tensors
@@ -182,7 +187,14 @@ def _has_names(tensors: Mapping[str, Any]) -> bool:
 
 
 def _indexed(place: str) -> str:
-    return "ckpt" + "".join(f"[{key!r}]" for key in place.split("."))
+    return "ckpt" + "".join(f"[{key!r}]" for key in shown(place).split("."))
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names of any length and number, as a sentence can bear them."""
+    names = list(names)
+    more = len(names) - _SHOWN
+    return ", ".join(map(shown, names[:_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _items(value: object) -> Iterable[tuple[Any, Any]]:
@@ -253,7 +265,7 @@ def settings_in(notes: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Groups of plain values, most telling first, what is in a group before the group itself (`config.model`); plain
     values at the top level come last, under an empty name.
     """
-    groups = dict(_groups(notes, SETTINGS))
+    groups = dict(islice(_groups(notes, SETTINGS), limits.GROUPS))
     plain = {k: v for k, v in notes.items() if isinstance(v, str | int | float | bool)}
     return {**groups, **({"": plain} if plain else {})}
 
@@ -263,7 +275,7 @@ def _groups(notes: Mapping[Any, Any], words: Iterable[str], depth: int = 0) -> I
     spelled = {str(key).lower(): key for key in notes}
     for key in (spelled[word] for word in words if word in spelled):
         group = decoded(notes[key])
-        if isinstance(group, Mapping):
+        if isinstance(group, Mapping) and len(group) <= limits.SETTINGS:
             if depth < DEEPEST:
                 yield from ((f"{key}.{name}", inner) for name, inner in _groups(group, _PARTS, depth + 1))
             yield str(key), group
@@ -271,21 +283,23 @@ def _groups(notes: Mapping[Any, Any], words: Iterable[str], depth: int = 0) -> I
 
 def decoded(value: Any) -> Any:  # noqa: ANN401  (whatever the file holds)
     """A value, or what it says where it is a text of JSON."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+    if not isinstance(value, str) or len(value) > limits.SAID or not value.lstrip().startswith(("{", "[")):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        plain = json.loads(value)
+        check_nesting(plain)
+    except (ValueError, RecursionError, Fault):
         return value
+    return plain
 
 
 def vocabulary_in(notes: Mapping[str, Any]) -> dict[str, int]:
     """Token -> id, from `stoi`, `chars` or `itos`, at the top or in one of the settings; empty where there is none."""
-    for group in (notes, *dict(_groups(notes, SETTINGS)).values()):
+    for group in (notes, *dict(islice(_groups(notes, SETTINGS), limits.GROUPS)).values()):
         stoi, itos = group.get("stoi"), group.get("itos")
         entries = (
-            *(enumerate(tokens) for tokens in (group.get("chars"), itos) if isinstance(tokens, str | list | tuple)),
-            *((itos.items(),) if isinstance(itos, Mapping) else ()),
+            *(enumerate(t) for t in (group.get("chars"), itos) if isinstance(t, str | list | tuple) and _is_short(t)),
+            *((itos.items(),) if isinstance(itos, Mapping) and _is_short(itos) else ()),
         )
         turned = [
             {token: index for index, token in listed}
@@ -293,11 +307,15 @@ def vocabulary_in(notes: Mapping[str, Any]) -> dict[str, int]:
             if all(isinstance(token, str) for _, token in listed)
         ]
         for found in (stoi, *turned):
-            if isinstance(found, Mapping) and found and all(map(_is_entry, found.items())):
+            if isinstance(found, Mapping) and found and _is_short(found) and all(map(_is_entry, found.items())):
                 return dict(found)
     return {}
 
 
+def _is_short(tokens: Sized) -> bool:
+    return len(tokens) <= limits.TOKENS
+
+
 def _is_entry(entry: tuple[object, object]) -> bool:
     token, index = entry
-    return isinstance(token, str) and isinstance(index, int) and index >= 0
+    return isinstance(token, str) and isinstance(index, int) and not isinstance(index, bool) and index >= 0

@@ -22,6 +22,12 @@ NAME = 512  # characters
 DIMENSIONS = 16  # axes
 SIZE = 1 << 48  # of one axis
 
+# what stands beside the weights
+TOKENS = 1 << 20  # of a vocabulary
+GROUPS = 100  # of settings
+SETTINGS = 10_000  # in a group
+SAID = 1 << 22  # characters of a text of JSON that is a value
+
 # texts of JSON
 HEADER = 1 << 24  # bytes of a safetensors header
 JSON = 1 << 24  # bytes of a configuration or an index
