@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,10 @@ class Source(Protocol):
         """Rows [start, stop) of one tensor of floating point along its first axis, in float64."""
 
     def equal(self, a: str, b: str) -> bool:
-        """Whether two tensors of the same shape and dtype hold the same values."""
+        """Whether two tensors of the same shape and dtype hold the same values, bit for bit."""
+
+    def parts(self, name: str) -> Iterator[bytes]:
+        """The bytes of a tensor in the order of its elements, some rows at a time."""
 
     @property
     def checksums(self) -> Mapping[Path, Sequence[Checksum]]:

@@ -3,7 +3,7 @@ for. Nothing is mapped into memory, so what was read and let go takes none.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,14 +84,20 @@ class PlacedSource:
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors of the same shape and dtype hold the same bytes; stops at the first that differ."""
-        one, other = self._places[a], self._places[b]
-        if one == other:
+        if self._places[a] == self._places[b]:
             return True
-        if not one.shape:
-            return self._raw(one).tobytes() == self._raw(other).tobytes()
-        at_once = max(1, _PART * one.shape[0] // max(1, math.prod(one.shape)))
-        spans = ((at, min(at + at_once, one.shape[0])) for at in range(0, one.shape[0], at_once))
-        return all(self._ordered(one.rows(*span)) == self._ordered(other.rows(*span)) for span in spans)
+        return all(one == other for one, other in zip(self.parts(a), self.parts(b), strict=True))
+
+    def parts(self, name: str) -> Iterator[bytes]:
+        """The bytes of a tensor in the order of its elements, some rows at a time."""
+        place = self._places[name]
+        if not place.shape:
+            yield self._raw(place).tobytes()
+            return
+        rows = place.shape[0]
+        at_once = max(1, _PART * rows // max(1, math.prod(place.shape)))
+        for at in range(0, rows if place.extent else 0, at_once):
+            yield self._ordered(place.rows(at, min(at + at_once, rows)))
 
     def _tensor(self, place: Place) -> "torch.Tensor":
         import torch
