@@ -100,8 +100,11 @@ def config_beside(file: Path) -> dict[str, Any]:
 
 
 def _config(path: Path) -> dict[str, Any]:
+    there = path / CONFIG
     try:
-        config = strict_json.read(path / CONFIG)
+        if there.exists() and not there.is_file():  # a pipe would never end
+            raise UnreadableFile(f"{there} is not a regular file", hint="download it again")
+        config = strict_json.read(there)
     except FileNotFoundError as error:
         _check_folder(path)
         empty = f"the path is empty or `.`, and the current folder has no {CONFIG}"
@@ -111,7 +114,7 @@ def _config(path: Path) -> dict[str, Any]:
             hint=f"give the checkpoint file itself{f': {sorted(files)[0]}' if files else ''}, or a Hugging Face folder",
         ) from error
     except (OSError, Fault) as error:
-        raise UnreadableFile(f"{path / CONFIG} cannot be read: {error}", hint="download it again") from error
+        raise UnreadableFile(f"{there} cannot be read: {error}", hint="download it again") from error
     if not isinstance(config, dict):
-        raise UnreadableFile(f"{path / CONFIG} is no JSON object", hint="download it again")
+        raise UnreadableFile(f"{there} is no JSON object", hint="download it again")
     return config

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from modernize.checkpoint.faults import quoted
 from modernize.errors import UnreadableFile
 
 _HEAD = 512
@@ -140,7 +141,7 @@ def _zip_kind(path: Path) -> Kind:
             raise UnreadableFile(f"{path} is {what}", hint=hint)
     if "data.pkl" not in inside:
         raise UnreadableFile(
-            f"{path} is a zip archive of something else ({names[0] if names else 'nothing'!r} and "
+            f"{path} is a zip archive of something else ({quoted(names[0]) if names else 'nothing'} and "
             f"{max(len(names) - 1, 0)} more), not a file that torch.save wrote",
             hint="if a checkpoint is inside, unpack it first with `unzip`",
         )

@@ -51,8 +51,8 @@ class SafetensorsSource(PlacedSource):
             header, start = _header(path)
             self.metadata: Mapping[str, str] = _metadata(header.pop("__metadata__", {}))
             places = _places(header, start, path.stat().st_size)
-        check_names(path, places)
         kept = {gone: kept for gone, kept in self.metadata.items() if gone not in places and kept in places}
+        check_names(path, (*places, *kept))
         super().__init__(path, {**places, **{gone: places[name] for gone, name in kept.items()}})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from modernize.checkpoint import limits
 from modernize.checkpoint.faults import Damaged, Foreign, TooMuch, shown
+from modernize.checkpoint.nesting import check_nesting
 
 
 def parse(raw: bytes, limit: int) -> Any:  # noqa: ANN401  (any plain value)
@@ -23,7 +24,9 @@ def read(path: Path) -> Any:  # noqa: ANN401
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise Foreign(f"{path.name} is no regular file")
     with path.open("rb") as stream:
-        return parse(stream.read(limits.JSON + 1), limits.JSON)
+        plain = parse(stream.read(limits.JSON + 1), limits.JSON)
+    check_nesting(plain)
+    return plain
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
