@@ -242,10 +242,10 @@ def _read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
 def _read_meta(path: Path) -> dict[str, int]:
     """Token -> id of nanoGPT's `meta.pkl` (also as JSON): a pickle that calls nothing. Raises BadData."""
     try:
-        raw = path.read_bytes()
-        plain = (
-            strict_json.parse(raw, limits.JSON) if raw[:1] == b"{" else PickleMachine(memoryview(raw), calls={}).run()
-        )
+        with path.open("rb") as stream:
+            raw = stream.read(limits.JSON + 1)
+        is_json = raw[:1] == b"{" or len(raw) > limits.JSON  # too long for either
+        plain = strict_json.parse(raw, limits.JSON) if is_json else PickleMachine(memoryview(raw), calls={}).run()
     except (OSError, Fault) as error:
         said = f"it {error}" if isinstance(error, Unsafe) else str(error)
         raise BadData(f"{path} cannot be read as a vocabulary: {said}", hint="name another with --tokenizer") from error
