@@ -33,7 +33,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save_file
 
 from modernize.checkpoint import open_checkpoint
-from modernize.checkpoint.records import Misfit, Name, Record, View
+from modernize.checkpoint.records import Misfit, Name, Record, Storage, View
 from modernize.checkpoint.torch_file import load_torch
 from modernize.errors import InputRefused
 from modernize.facts import Facts
@@ -190,7 +190,8 @@ ODD = (
     b"\x82\x01", b"K\x00", b"K\x05", b"J\xff\xff\xff\xff", b"M\xff\xff", b"G" + struct.pack(">d", 0.5),
     b"\x8a\x09" + bytes(8) + b"\x01", b"\x8a\xff", b"\x8b\xff\xff\xff\x7f", b"I01\n", b"I5\n", b"L9L\n", b"F1e400\n",
     b"Vx\n", b"q\x00", b"h\x00", b"h\x05", b"r\xff\xff\xff\xff", b"j\xff\xff\xff\xff", b"p9\n", b"g9\n",
-    b"C\x03abc",    b"X\xff\xff\xff\xff", b"\x8d" + b"\xff" * 8, b"B\xff\xff\xff\x7f", b"\x95" + b"\xff" * 8, b"\x80\x02", b"\x80\x09",
+    b"C\x03abc",    b"X\xff\xff\xff\xff", b"\x8d" + b"\xff" * 8, b"B\xff\xff\xff\x7f", b"\x95" + b"\xff" * 8,
+    b"\x80\x02", b"\x80\x09",
     text("model"), text("storage"), text("wte.weight"), text("\u20ac"), b"U\x02ab", b"T\x02\0\0\0ab", b"S'a'\n",
     b"ccollections\nOrderedDict\n", b"ctorch\nFloatStorage\n", b"ctorch\nIntStorage\n", b"ctorch\nBoolStorage\n",
     b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_parameter\n", b"cposix\nsystem\n", b"cmain\nA\n",
@@ -274,19 +275,26 @@ def legacy_sizes(r: random.Random, raw: bytes) -> bytes:
 ODD_VALUES = (
     None, True, False, 0, 1, -1, 0.5, -0.0, 1e308, float("inf"), float("nan"), 2**31, 2**53 + 1, 2**63, 2**64, -(2**63),
     10**400, "", "x", "\ud800", "é\u20ac\U0001f600", "\0", "a" * 700, "../x", "/etc/passwd", [], {}, [0], [-1, 5],
-    ["x"], {"x": 1}, "gpt2", "llama", "F32", "F16", "I64", "BOOL", "model-00001-of-00002.safetensors", "{}", '{"n_head": 2}',
+    ["x"], {"x": 1}, "gpt2", "llama", "F32", "F16", "I64", "BOOL",
+    "model-00001-of-00002.safetensors", "{}", '{"n_head": 2}',
 )  # fmt: skip
 
 
 def nodes(value: object) -> list[tuple[object, object]]:
     """Every (container, key) in a value."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [pair for key in keys for pair in ((value, key), *nodes(value[key]))]  # type: ignore[index]
+    found: list[tuple[object, object]] = []
+    waiting = [value]
+    while waiting:
+        holder = waiting.pop()
+        keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
+        found += [(holder, key) for key in keys]
+        waiting += [holder[key] for key in keys]  # type: ignore[index]
+    return found
 
 
 def nested(r: random.Random) -> object:
     value: object = 1
-    for _ in range(r.choice((2, 99, 120, 900))):
+    for _ in range(r.choice((2, 99, 120, 400))):
         value = [value] if r.random() < 0.5 else {"config": value}
     return value
 
@@ -399,8 +407,8 @@ def alike(ours: object, theirs: object, read: Callable[[View], torch.Tensor]) ->
         return same and all(alike(a, b, read) for a, b in zip(ours, theirs, strict=True))
     if isinstance(ours, Record | Misfit | Name):
         return not isinstance(theirs, int | float | str | list | tuple | set)
-    if isinstance(theirs, tuple):  # that is a key
-        return isinstance(ours, str)
+    if isinstance(ours, Storage) or isinstance(theirs, tuple):  # a tuple as a key is a text
+        return isinstance(ours, Storage | str)
     same = ours == theirs or repr(ours) == repr(theirs)
     return same and (type(ours) is type(theirs) or isinstance(theirs, bytearray | frozenset))
 

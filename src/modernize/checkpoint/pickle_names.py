@@ -59,7 +59,9 @@ def check_name(name: Name) -> None:
 
 def _dictionary(args: tuple[Any, ...]) -> dict[Any, Any]:
     """OrderedDict, of nothing or of pairs; Counter, of a dictionary. What comes later is put in by the pickle."""
-    (found,) = args or ({},)
+    found = _only(args)
+    if found is None:
+        return {}
     if isinstance(found, dict):
         return dict(found)
     pairs = found if isinstance(found, list | tuple) else None
@@ -68,6 +70,12 @@ def _dictionary(args: tuple[Any, ...]) -> dict[Any, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
         raise Damaged("a key is in one dictionary twice")
     return dict(pairs)
+
+
+def _only(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    if len(args) > 1:
+        raise Damaged(f"a dictionary or a set is made of {len(args)} things")
+    return args[0] if args else None
 
 
 def _is_key(key: object) -> bool:
@@ -85,7 +93,7 @@ def _sequence(args: tuple[Any, ...]) -> list[Any]:
 
 
 def _members(args: tuple[Any, ...]) -> set[Any]:
-    (found,) = args or ([],)
+    found = _only(args) or ()
     if not isinstance(found, list | tuple) or not all(_is_key(key) or isinstance(key, Name) for key in found):
         raise Damaged(f"a set is made of {shown(found)}")
     return set(found)
