@@ -1,5 +1,5 @@
 """The instructions of a pickle that are followed: for each byte what pickletools calls it, what PickleMachine does, and
-the argument that stands behind it (a format of `struct`, or `line`, or nothing).
+the argument that stands behind it (a format of `struct`, or a `line` of UTF-8 or of raw bytes, or nothing).
 
 Protocols 0 to 5, without STRING and PERSID, which no program writes beside tensors, and out-of-band buffers.
 """
@@ -43,7 +43,7 @@ _ROWS: tuple[tuple[bytes, str, str, str], ...] = (
     (b"G", "BINFLOAT", "push", ">d"),
     (b"\x8a", "LONG1", "long", "<B"),
     (b"\x8b", "LONG4", "long", "<i"),
-    (b"V", "UNICODE", "unicode_line", "line"),
+    (b"V", "UNICODE", "unicode_line", "raw line"),
     (b"X", "BINUNICODE", "unicode", "<I"),
     (b"\x8c", "SHORT_BINUNICODE", "unicode", "<B"),
     (b"\x8d", "BINUNICODE8", "unicode", "<Q"),

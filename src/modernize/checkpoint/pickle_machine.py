@@ -66,6 +66,8 @@ class PickleMachine:
 
     def _argument(self, form: str) -> tuple[Any, ...]:
         if form == "line":
+            return (_text(self._line()),)
+        if form == "raw line":
             return (self._line(),)
         return struct.unpack(form, self._take(struct.calcsize(form)))
 
@@ -77,13 +79,13 @@ class PickleMachine:
         self.at = end
         return taken
 
-    def _line(self) -> str:
+    def _line(self) -> bytes:
         near = bytes(self._data[self.at : self.at + limits.LINE])
         length = near.find(b"\n")
         if length < 0:
             raise Damaged("a line in its pickle has no end")
         self.at += length + 1
-        return _text(near[:length])
+        return near[:length]
 
     def _pop(self) -> Any:  # noqa: ANN401
         self._top()
@@ -164,9 +166,9 @@ class PickleMachine:
             raise TooMuch(f"a whole number of {length} bytes, more than {limits.INTEGER}")
         self._push(int.from_bytes(self._take(length), "little", signed=True))
 
-    def _unicode_line(self, line: str) -> None:
+    def _unicode_line(self, line: bytes) -> None:
         try:
-            self._push(line.encode("latin-1", "backslashreplace").decode("raw-unicode-escape"))
+            self._push(line.decode("raw-unicode-escape"))
         except UnicodeDecodeError as error:
             raise Damaged("a text in its pickle cannot be decoded") from error
 
@@ -258,7 +260,7 @@ class PickleMachine:
     # ---------------------------------------------------------------------------------- names and objects
 
     def _name_lines(self, module: str) -> None:
-        self._name(module, self._line())
+        self._name(module, _text(self._line()))
 
     def _name_stack(self) -> None:
         name, module = self._pop(), self._pop()
