@@ -127,7 +127,7 @@ def _entries(raw: bytes, count: int) -> Iterator[_Entry]:
         at = end
         shown_name = shown(raw_name.decode("utf-8", "replace"))
         if method or flags & ~(_FOLLOWS | _UTF8) or comment or disk:
-            raise Foreign(f"its member {shown_name} is compressed or encrypted, which torch never writes")
+            raise Foreign(f"its member {shown_name} is compressed, encrypted or has a comment, as torch never does")
         size, packed, place = _wide(more, (size, packed, place))
         if size != packed:
             raise Damaged(f"the member {shown_name} has two sizes")
