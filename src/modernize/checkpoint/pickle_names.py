@@ -27,7 +27,7 @@ _HARMLESS = {
     "types": ("SimpleNamespace",),
     "builtins": (
         "object", "type", "int", "float", "bool", "complex", "str", "bytes", "list", "tuple", "dict", "set",
-        "frozenset", "NoneType", "long", "unicode",
+        "frozenset", "NoneType", "long", "unicode", "Ellipsis", "NotImplemented",
     ),
     "collections": ("OrderedDict", "defaultdict", "deque", "Counter", "UserDict"),
     "datetime": ("datetime", "date", "time", "timedelta", "timezone"),
@@ -153,7 +153,7 @@ def _tensor(args: tuple[Any, ...]) -> View | Misfit:
     if len(args) < 4:
         raise Damaged("a tensor is not described in full")
     storage, offset, shape, stride = args[:4]
-    return view_of(storage, offset, shape, stride)
+    return _as_stored(view_of(storage, offset, shape, stride), args[6:7])
 
 
 def _tensor_with_dtype(args: tuple[Any, ...]) -> View | Misfit:
@@ -161,7 +161,14 @@ def _tensor_with_dtype(args: tuple[Any, ...]) -> View | Misfit:
     if len(args) < 7 or not isinstance(args[6], Name) or args[6].module != "torch":
         raise Damaged("a tensor is not described in full")
     storage, offset, shape, stride = args[:4]
-    return view_of(storage, offset, shape, stride, args[6].name)
+    return _as_stored(view_of(storage, offset, shape, stride, args[6].name), args[7:8])
+
+
+def _as_stored(view: View | Misfit, metadata: tuple[Any, ...]) -> View | Misfit:
+    """The same, unless it says that its numbers stand for their conjugates or negatives."""
+    if any(metadata):
+        return Misfit(what="a tensor whose numbers are to be conjugated or negated", shape=view.shape, dtype=view.dtype)
+    return view
 
 
 def _first(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
@@ -221,6 +228,7 @@ def _calls() -> dict[Name, Call]:
         ("numpy._core.multiarray", "_reconstruct", lambda args: Array()),
         ("numpy._core.multiarray", "scalar", scalar),
         ("numpy._core.numeric", "_frombuffer", from_buffer),
+        ("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", _nothing),
         *(
             ("numpy.random._pickle", name, _nothing)
             for name in ("__randomstate_ctor", "__generator_ctor", "__bit_generator_ctor")
