@@ -405,6 +405,8 @@ def alike(ours: object, theirs: object, read: Callable[[View], torch.Tensor]) ->
     if isinstance(ours, list | tuple):
         same = isinstance(theirs, list | tuple) and len(ours) == len(theirs)
         return same and all(alike(a, b, read) for a, b in zip(ours, theirs, strict=True))
+    if isinstance(ours, set):
+        return isinstance(theirs, set | frozenset) and len(ours) == len(theirs)
     if isinstance(ours, Record | Misfit | Name):
         return not isinstance(theirs, int | float | str | list | tuple | set)
     if isinstance(ours, Storage) or isinstance(theirs, tuple):  # a tuple as a key is a text

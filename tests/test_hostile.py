@@ -1,10 +1,13 @@
 """Hostile files, made by hand: each is refused with a short sentence, soon, or gives what an honest reader sees."""
 
+import collections
+import enum
 import io
 import json
 import os
 import pickle
 import struct
+import sys
 import time
 import zipfile
 
@@ -576,6 +579,13 @@ def test_weights_of_an_odd_dtype_are_refused_in_whatever_files_they_lie(tmp_path
     refused(folder, r"wte\.weight")
 
 
+def test_numbers_that_stand_for_their_negatives_are_not_taken_as_they_are(tmp_path):
+    turned = torch.randn(2, 4, dtype=torch.complex64).conj().imag
+    assert turned.is_neg()
+    torch.save({**KEYS, "transformer.wpe.weight": turned}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", r"wpe\.weight is a tensor whose numbers are to be conjugated or negated")
+
+
 # ------------------------------------------------------------------------------------------ settings
 
 DEEP: object = 1
@@ -607,7 +617,8 @@ VALUES = {
 NAMES = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "head_dim", "activation", "layer_norm_epsilon",
     "attn_scale", "norm_first", "post_norm", "use_rope", "position_encoding", "causal", "sliding_window", "attn_types",
-    "n_kv_head", "norm_type", "residual_scale", "logit_softcap", "model_type", "tie_word_embeddings", "scale_attn_weights",
+    "n_kv_head", "norm_type", "residual_scale", "logit_softcap",
+    "model_type", "tie_word_embeddings", "scale_attn_weights",
 )  # fmt: skip
 
 
@@ -1152,3 +1163,96 @@ def test_a_vocabulary_of_any_protocol_is_read(tmp_path, protocol):
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta, protocol))
     found = find_tokenizer(None, vocabulary={}, beside=tmp_path / "m.pt", vocab_size=3)
     assert list(found.encode("é\na")) == [1, 2, 0]
+
+
+# ------------------------------------------------------------------------------------------ honest files
+
+
+class Node:
+    """A configuration whose parts know where they hang, as OmegaConf's do."""
+
+    def __init__(self, parent=None):
+        self.parent, self.children, self.own = parent, {}, self
+        self.n_head = 2
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.ModuleList([nn.LayerNorm(4)])
+        self.register_buffer("mask", torch.tril(torch.ones(3, 3)).bool())
+        self.register_parameter("none", None)
+
+
+NODE = Node()
+NODE.children = {"a": Node(NODE), "b": Node(NODE)}
+BASE = torch.arange(24.0).reshape(4, 6)
+HONEST = {
+    "views": {"t": BASE.t(), "a.part": BASE[1:3, 2:5], "row": BASE[2], "step": BASE[::2, ::3], "one": BASE[1, 1]},
+    "shared": {"a.w": BASE, "b.w": BASE, "c.w": BASE[:2]},
+    "empty": {"a.x": torch.tensor(1.5), "a.empty": torch.empty(0), "a.b": torch.empty(0, 4), "a.c": torch.empty(3, 0)},
+    "parameters": {"a.w": nn.Parameter(BASE), "a.b": nn.Buffer(BASE[0])},
+    "a module": Parts(),
+    "parallel": nn.DataParallel(Parts()),
+    "ordered": collections.OrderedDict(a=BASE, b=BASE[0]),
+    **{
+        str(dtype): {"a.w": BASE.to(dtype), "a.t": BASE.to(dtype).t()}
+        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.bool, torch.int8, torch.uint8, torch.int16,
+                      torch.int32, torch.int64, torch.complex64, torch.complex128)
+    },
+}  # fmt: skip
+BESIDE = {
+    "config": NODE,
+    "merges": {(n, n + 1): n for n in range(300)},
+    "ids": {n * 64 + 2**46: n for n in range(300)},
+    "numpy": [
+        np.float64(1),
+        np.arange(6).reshape(2, 3),
+        np.array(["a"]),
+        np.array([{}], dtype=object),
+        np.zeros((0, 3)),
+    ],
+    "random": [np.random.default_rng(0), np.random.get_state(), torch.get_rng_state()],
+    "odd": [..., NotImplemented, torch.strided, slice(1), range(2), torch.float32, torch.Size([2])],
+    "optimizer": torch.optim.AdamW(Parts().parameters()).state_dict(),
+    "callbacks": {"ModelCheckpoint{'monitor': None}": {"best": torch.tensor(1.0)}},
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_file_gives_what_torch_gives(tmp_path, name, legacy):
+    for protocol in (2, 3, 4, 5):
+        whole = {"model": HONEST[name], **BESIDE}
+        torch.save(whole, tmp_path / "m.pt", _use_new_zipfile_serialization=not legacy, pickle_protocol=protocol)
+        theirs = torch.load(tmp_path / "m.pt", weights_only=False)["model"]
+        theirs = theirs.state_dict() if isinstance(theirs, nn.Module) else theirs
+        checkpoint = open_checkpoint(tmp_path / "m.pt")
+        assert list(checkpoint.raw_names.values()) == list(theirs)
+        for raw in theirs:
+            own = checkpoint.source.read(raw)
+            assert (own.dtype, own.shape) == (theirs[raw].dtype, theirs[raw].shape)
+            assert torch.equal(own, theirs[raw])
+        assert len(checkpoint.sha256()) == 64
+
+
+@pytest.mark.parametrize(
+    "value", [nn.functional.gelu, nn.GELU, torch.nn.GELU(), enum.Enum("Color", "RED", module=__name__).RED]
+)
+def test_what_stands_beside_the_weights_is_let_go_or_named(tmp_path, monkeypatch, value):
+    monkeypatch.setattr(sys.modules[__name__], "Color", type(value), raising=False)
+    torch.save({"model": KEYS, "x": value}, tmp_path / "m.pt")
+    if isinstance(value, enum.Enum):
+        assert "asks to call" in refused(tmp_path / "m.pt", r"Color, and", error=UnsafeFile)
+    else:
+        read(tmp_path / "m.pt")
+
+
+def test_pairs_of_tokens_as_keys_are_no_obstacle(tmp_path):
+    torch.save({"model": KEYS, "merges": {(n, n + 1): n for n in range(30_000)}}, tmp_path / "m.pt")
+    read(tmp_path / "m.pt")
+
+
+def test_a_file_that_was_packed_again_is_the_same(tmp_path):
+    torch.save({"model": KEYS}, tmp_path / "n.pt")
+    read(write_zip(tmp_path / "m.pt", members(tmp_path / "n.pt").items()))
