@@ -452,3 +452,9 @@ def test_a_model_type_of_any_value_is_no_obstacle(tmp_path, kind):
     except InputRefused as error:
         assert len(error.sentence) < 1000
         assert isinstance(error, UnknownLayout)
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "/" + "x/" * 3000, "a\0b", "\ud800", "/dev/null", "/dev/zero"])
+def test_a_path_that_no_file_can_have_is_refused(path):
+    with pytest.raises(UnreadableFile):
+        open_checkpoint(path)

@@ -56,8 +56,11 @@ def open_checkpoint(path: str | Path, *, weights: Weights = "model") -> Checkpoi
     """
     check_choice("weights", weights, Weights)
     path = Path(path)
-    _check_shard(path)
-    kind = kind_of(path)
+    try:
+        _check_shard(path)
+        kind = kind_of(path)
+    except OSError as error:
+        raise UnreadableFile(f"{path} cannot be looked at: {error.strerror}", hint="check the path") from error
     if kind is Kind.FOLDER:
         if weights == "ema":
             raise _one_set(path, kind)
