@@ -52,13 +52,13 @@ class VocabularyTokenizer:
         self.size = max(stoi.values(), default=-1) + 1
         self.stoi = dict(stoi)
         self._itos = {index: token for token, index in stoi.items()}
-        self._longest = max(map(len, stoi), default=1)
+        self._lengths = sorted(set(map(len, stoi)) - {0}, reverse=True)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Ids of a text, (n,). Raises BadData with the first character that is not in the vocabulary."""
         ids, at = [], 0
         while at < len(text):
-            for length in range(min(self._longest, len(text) - at), 0, -1):
+            for length in self._lengths:
                 index = self.stoi.get(text[at : at + length])
                 if index is not None:
                     ids.append(index)

@@ -318,4 +318,10 @@ def _is_short(tokens: Sized) -> bool:
 
 def _is_entry(entry: tuple[object, object]) -> bool:
     token, index = entry
-    return isinstance(token, str) and isinstance(index, int) and not isinstance(index, bool) and index >= 0
+    return (
+        isinstance(token, str)
+        and len(token) <= limits.NAME
+        and isinstance(index, int)
+        and not isinstance(index, bool)
+        and index >= 0
+    )
