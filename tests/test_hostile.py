@@ -50,7 +50,7 @@ from torch import nn
 from modernize.checkpoint import open_checkpoint
 from modernize.errors import AmbiguousInput, BadData, InputRefused, UnreadableFile, UnsafeFile
 from modernize.recognise import recognise
-from modernize.tokenizer import find_tokenizer
+from modernize.tokenizer import VocabularyTokenizer, find_tokenizer
 
 # ------------------------------------------------------------------------------------------ bombs
 
@@ -123,6 +123,14 @@ BOMBS = {
         + b"0("
         + array(">") * 2000
         + b"t",
+    },
+    "in one dictionary twice": {
+        "a key": b"}(" + text("a") + b"N" + text("a") + b"Nu",
+        "a key and then the same": b"}" + text("a") + b"Ns" + text("a") + b"Ns",
+        "a number and the same as another": b"}(K\x01N\x88Nu",
+        "a key of an object": OBJECT + b"(" + text("a") + b"N" + text("a") + b"Nu",
+        "a key of pairs": call("collections", "OrderedDict", b"](" + (text("a") + b"N\x86") * 2 + b"e"),
+        "a key of a marked one": b"(" + (text("a") + b"N") * 2 + b"d",
     },
     "numbers as keys": {
         "numbers": b"(" + b"".join(integer(n * PRIME) + b"N" for n in range(60_000)) + b"d",
@@ -568,7 +576,13 @@ def test_json_in_settings_is_as_deep_as_can_be_shown(tmp_path, depth):
 
 
 def test_a_vocabulary_that_no_model_has_is_none(tmp_path):
-    for stoi in ({"chars": "x" * 3_000_000}, {"itos": ["x"] * 1_100_000}, {"stoi": {"a": True}}, {"itos": {True: "a"}}):
+    for stoi in (
+        {"chars": "x" * 3_000_000},
+        {"itos": ["x"] * 1_100_000},
+        {"stoi": {"a": True}},
+        {"stoi": {"x" * 600: 0}},
+        {"itos": {True: "a"}},
+    ):
         save_file(
             {n: t.clone() for n, t in KEYS.items()},
             tmp_path / "m",
@@ -620,6 +634,13 @@ def test_a_vocabulary_beside_the_weights_is_read_as_carefully(tmp_path, monkeypa
         find_tokenizer(None, vocabulary={}, beside=tmp_path / "m.pt", vocab_size=3)
     assert len(caught.value.sentence) < 1000
     assert not (tmp_path / "canary").exists()
+
+
+def test_a_token_of_a_million_characters_makes_no_text_slow():
+    tokenizer = VocabularyTokenizer({"a": 0, "": 1, "x" * 1_000_000: 2, "ab": 3}, "it")
+    begun = time.process_time()
+    assert list(tokenizer.encode("aab" * 20_000)) == [0, 3] * 20_000
+    assert time.process_time() - begun < SECONDS
 
 
 @pytest.mark.parametrize("protocol", range(6))
