@@ -10,6 +10,7 @@ its message names the number of the mutant. What a mutant may give:
     index, config  what Python's json reads there, and the tensors of the original
 """
 
+import copy
 import io
 import json
 import os
@@ -309,7 +310,7 @@ def mutate_json(r: random.Random, text: bytes) -> bytes:
         holder, key = r.choice(found)
         how = r.randrange(7)
         if how <= 2:
-            holder[key] = r.choice((*ODD_VALUES, nested(r)) if how else ODD_VALUES)
+            holder[key] = copy.deepcopy(r.choice((*ODD_VALUES, nested(r)) if how else ODD_VALUES))
         elif how == 3:
             del holder[key]
         elif how == 4:
@@ -317,7 +318,7 @@ def mutate_json(r: random.Random, text: bytes) -> bytes:
             holder[key] = json.loads(json.dumps(other[place]))
         elif isinstance(holder, dict):
             new = r.choice((f"{key}x", f"{key}", "__metadata__", "", "\ud800", "n" * 600, "n_head", "modernize"))
-            holder[new] = holder.pop(key) if how == 5 else r.choice(ODD_VALUES)
+            holder[new] = holder.pop(key) if how == 5 else copy.deepcopy(r.choice(ODD_VALUES))
     made = json.dumps(plain, ensure_ascii=r.random() < 0.7).encode("utf-8", "surrogatepass")
     if r.random() < 0.15:
         word = r.choice(made.split(b'"')[1::2] or [b"x"])
