@@ -85,7 +85,7 @@ def _check_link(file: Path) -> None:
 
     Raises UnreadableFile for one that leads elsewhere, as a folder from a stranger could have.
     """
-    home, real = file.parent.resolve(), file.resolve()
+    home, real = Path(os.path.realpath(file.parent)), Path(os.path.realpath(file))
     cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if not any(real.is_relative_to(folder) for folder in (home, cache)):
         raise UnreadableFile(
