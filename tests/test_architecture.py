@@ -10,7 +10,7 @@ import modernize
 PACKAGE = Path(modernize.__file__).parent
 # read, recognise, rewrite, tune, write: a module may import what stands on its own line or above
 ORDER = (
-    ("errors", "choices", "progress"),
+    ("errors", "choices", "progress", "ahead"),
     ("spec", "events", "whole"),
     ("checkpoint",),
     ("stored", "hashing"),

@@ -1,5 +1,6 @@
 """Conversion from the file, piece by piece: the same bytes as of the whole State, read once, and nothing half done."""
 
+import itertools
 import os
 import threading
 
@@ -8,6 +9,7 @@ import tiny
 import torch
 from test_fold import VARIANTS
 
+from modernize.ahead import ahead
 from modernize.checkpoint import Checkpoint, open_checkpoint
 from modernize.conversion import convert
 from modernize.errors import BadTensors, UnknownLayout, UnreadableFile
@@ -237,6 +239,29 @@ def test_threads_are_as_before(nano, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------ and beside it
+
+
+def test_ahead_gives_the_same_and_raises_what_came_up_after_it():
+    def items():
+        yield from range(20)
+        raise ValueError("the end")
+
+    found = []
+    with pytest.raises(ValueError, match="the end"):
+        for item in ahead(items()):
+            found.append(item)
+    assert found == list(range(20))
+    assert list(ahead(iter(()))) == []
+
+
+def test_who_stops_early_leaves_no_thread_behind():
+    before = set(threading.enumerate())
+    items = ahead(itertools.count(), waiting=2)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    (thread,) = set(threading.enumerate()) - before
+    items.close()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_people_who_inspect_do_not_wait_for_a_hash(run, nano, monkeypatch):

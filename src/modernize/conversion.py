@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modernize.ahead import ahead
 from modernize.calibration import (
     Calibration,
     old_loss,
@@ -154,7 +155,7 @@ def convert(
             vocabulary=vocabulary,
             calibration=made.calibration.summary() if made.calibration else None,
         )
-        pieces = hashing.readable(made.pieces)
+        pieces = ahead(hashing.readable(made.pieces))
         rows = {name: (shape, wanted) for name, shape in config.shapes().items()}
         with one_thread():
             if dry_run:

@@ -4,9 +4,9 @@ After all of them, and before positions and biases are dropped, `r(x) = x / √(
 gives the old model's logits. Each function takes a canonical State (matrices `(out, in)`) and gives a new one.
 
 A State may hold a part of a model: what is not there is left alone. It may even hold some rows of wte, of a head or of
-a matrix that reads a norm, with those of their bias, or some columns of a matrix that writes into the stream: each row
-or column comes out as it would beside all others. `wpe.mean`, which `mean_position` gives, may stand for wpe where only
-wte is wanted. `fold_value_bias` needs whole matrices.
+a matrix that reads a norm, with those of their bias: each row comes out as it would beside all others. So do rows of a
+matrix that writes into the stream, with its whole bias, beside its means from `column_means` under `.mean`; `wpe.mean`,
+from `mean_position`, may stand for wpe where only wte is wanted. `fold_value_bias` needs whole matrices.
 """
 
 from collections.abc import Iterator
@@ -66,8 +66,9 @@ def centre(state: State, spec: GPTSpec) -> State:
     for name, tensor in state.items():
         if name in TABLES:
             new[name] = tensor - tensor.mean(1, keepdim=True)  # (rows, d)
-        elif part_of(name) in WRITERS:
-            new[name] = tensor - tensor.mean(0, keepdim=True)  # (d, in), and biases (d,)
+        elif part_of(name) in WRITERS and not name.endswith(".mean"):
+            mean = state.get(name.replace(".weight", ".mean")) if name.endswith(".weight") else None
+            new[name] = tensor - (tensor.mean(0, keepdim=True) if mean is None else mean)  # (d, in), and biases (d,)
     return new
 
 
@@ -83,6 +84,11 @@ def fold_mean_position(state: State, spec: GPTSpec) -> State:
     if mean is not None and positions is not None:
         new["wpe.weight"] = positions - mean
     return new
+
+
+def column_means(weight: Tensor, columns: int) -> Tensor:
+    """What `centre` takes off each column (1, in) of a matrix (d, in), so many columns in float64 at once."""
+    return torch.cat([part.double().mean(0, keepdim=True) for part in torch.split(weight, columns, 1)], 1)
 
 
 def mean_position(wpe: Tensor, spec: GPTSpec) -> Tensor:

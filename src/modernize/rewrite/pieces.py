@@ -1,7 +1,7 @@
 """A conversion in pieces: a matrix each, what the moves need beside it, and how it may be cut. Needs no torch.
 
-The exact and the plain moves work on each row of a table, of a head and of a matrix that reads a norm, and on each
-column of one that writes into the stream, for itself. So a file larger than memory is rewritten block by block.
+The exact and the plain moves work on each row of a matrix for itself, once the means are known of the columns of those
+that write into the stream. So a file larger than memory is rewritten block by block.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from modernize.spec import HOMES, GPTSpec
 NUMBERS = 1 << 18  # in a block: 2 MB in float64, which stays in a processor's cache from one move to the next
 MULTIPLE = 64  # of rows or columns, so that sums over some of them add up as those over all do, in the same order
 
-Cut = Literal["rows", "columns", "whole"]
+Cut = Literal["rows", "centred", "whole"]  # rows with those of its bias, rows beside the means of all, not at all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def _of_layer(i: int, part: str, spec: GPTSpec, plan: Plan) -> Piece:
     if part == "o" and plan.bias == "keep" and {"v", "ln_1"} & set(spec.biases):  # which passes on what v adds
         norm = HOMES["ln_1"].format(i=i)
         return Piece(matrix=f"{home}.weight", home=home, cut="whole", norm=norm, beside=(f"{v}.weight", f"{v}.bias"))
-    return Piece(matrix=f"{home}.weight", home=home, cut="columns")
+    return Piece(matrix=f"{home}.weight", home=home, cut="centred")
 
 
 def rows_of(width: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from modernize.dialects import Step
 from modernize.recognise import Recognised, spans
 from modernize.rewrite.apply import moved
-from modernize.rewrite.fold import mean_position
+from modernize.rewrite.fold import column_means, mean_position
 from modernize.rewrite.pieces import Piece, pieces, rows_of
 from modernize.rewrite.plan import Plan
 from modernize.rewrite.reset import modern_name
@@ -33,17 +33,16 @@ def stream(found: Recognised, plan: Plan, cast: Cast) -> Iterator[Tensor]:
             beside = {"wpe.mean": mean_position(beside["wpe.weight"], found.spec)}
         blocks = reader.blocks(piece, beside) if {weight, bias} & set(new) else iter([beside])
         wanted = {weight, bias, *([gain] if piece.first else ())} & set(new)
-        made: Iterator[State] = (_chosen(moved(block, found.spec, plan), wanted, cast) for block in blocks)
-        if piece.cut == "columns":
-            made = iter([_side_by_side(made, weight)])
         biases = []
-        for number, block in enumerate(made):
+        for number, block in enumerate(blocks):
+            made = moved(block, found.spec, plan)
+            made = cast({name: tensor for name, tensor in made.items() if name in wanted})
             if piece.first and number == 0:
-                yield block[gain]
-            if weight in block:
-                yield block[weight]
-            if bias in block:
-                biases.append(block[bias])
+                yield made[gain]
+            if weight in made:
+                yield made[weight]
+            if bias in made and (piece.cut == "rows" or number == 0):
+                biases.append(made[bias])
         if biases:
             yield torch.cat(biases)
 
@@ -59,16 +58,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _chosen(made: State, wanted: set[str], cast: Cast) -> State:
-    return cast({name: tensor for name, tensor in made.items() if name in wanted})
-
-
-def _side_by_side(blocks: Iterator[State], weight: str) -> State:
-    """Blocks of columns as one."""
-    found = list(blocks)
-    return {**found[-1], weight: torch.cat([block[weight] for block in found], dim=1)}
 
 
 class _Reader:
@@ -95,13 +84,13 @@ class _Reader:
         (height, width), step = self.shapes[name], self.found.step_of[name]
         if piece.cut == "whole":
             yield {**beside, name: self.whole(name)}
-        elif piece.cut == "columns":
-            for start, stop in spans(width, rows_of(height)):
-                yield {**beside, name: self.whole(name)[:, start:stop]}
-        else:
-            for start, stop in spans(height, rows_of(width)):
-                if step.op.by_rows:
-                    rows = self.found.read_rows(step, start, stop)[name]
-                else:
-                    rows = self.whole(name)[start:stop]
-                yield {**beside, name: rows, **({bias: beside[bias][start:stop]} if bias in beside else {})}
+            return
+        if piece.cut == "centred":
+            beside = {**beside, f"{piece.home}.mean": column_means(self.whole(name), rows_of(height))}
+        for start, stop in spans(height, rows_of(width)):
+            if step.op.by_rows and piece.cut == "rows":
+                rows = self.found.read_rows(step, start, stop)[name]
+            else:
+                rows = self.whole(name)[start:stop]
+            cut = {bias: beside[bias][start:stop]} if piece.cut == "rows" and bias in beside else {}
+            yield {**beside, name: rows, **cut}
