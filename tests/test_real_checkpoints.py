@@ -6,6 +6,7 @@ import torch
 
 import modernize
 from modernize.calibration import text_from_self, text_loss
+from modernize.checkpoint import open_checkpoint
 from modernize.facts import Facts
 from modernize.measure import evaluate
 from modernize.sample import generate
@@ -139,3 +140,13 @@ def test_all_are_exported_and_write_the_same_text(run, checkpoints, tmp_path, fo
     ours = torch.stack(list(generate(model, ids[:1, :4], tokens=24, temperature=0)), dim=1)
     written = theirs.generate(ids[:1, :4], max_new_tokens=24, do_sample=False)
     assert torch.equal(written[:, 4:], ours)
+
+
+@pytest.mark.parametrize(("folder", "file"), [row[:2] for row in ALL], ids=[row[0] for row in ALL])
+def test_every_tensor_is_what_torch_reads(checkpoints, folder, file):
+    path = checkpoints / folder / file
+    held = torch.load(path, weights_only=True, map_location="cpu")
+    wanted = next((held[key] for key in ("model", "model_state_dict", "model_state") if key in held), held)
+    source = open_checkpoint(path).source
+    assert list(source.tensors) == [name for name, tensor in wanted.items() if isinstance(tensor, torch.Tensor)]
+    assert all(torch.equal(source.read(name), wanted[name]) for name in source.tensors)
