@@ -155,6 +155,17 @@ def test_bytes_around_and_between_members_are_refused(tmp_path, change):
     refused(tmp_path / "m.pt", error=UnreadableFile)
 
 
+@pytest.mark.parametrize("place", [0, 5, -1])
+def test_a_member_that_the_directory_does_not_name_is_refused(tmp_path, place):
+    torch.save({"model": KEYS}, tmp_path / "archive.pt")
+    parts = list(members(tmp_path / "archive.pt").items())
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+        for name, data in [*parts[:place], ("archive/hidden", b"x"), *parts[place:]]:
+            archive.writestr(zipfile.ZipInfo(name), data)
+        archive.filelist = [info for info in archive.filelist if info.filename != "archive/hidden"]
+    refused(tmp_path / "m.pt", "does not begin where|something stands behind", error=UnreadableFile)
+
+
 def test_a_storage_is_of_one_dtype(tmp_path):
     path = file_with(tmp_path / "m.pt", b"(" + tensor() + tensor(held=storage("IntStorage")) + b"t")
     refused(path, "described in two ways")
