@@ -11,9 +11,9 @@ import zipfile
 import pytest
 import tiny
 import torch
-from hostile import KEYS, SECONDS, file_with, hf_folder, members, read, refused, storage, tensor
+from hostile import KEYS, SECONDS, file_with, hf_folder, members, read, refused, storage, tensor, text, write_zip
 
-from modernize.checkpoint import open_checkpoint
+from modernize.checkpoint import limits, open_checkpoint
 from modernize.errors import InputRefused, UnknownLayout, UnreadableFile
 from modernize.recognise import recognise
 from modernize.stored import stored_in
@@ -93,6 +93,7 @@ def with_extra(name, extra, **more):
 
 ARCHIVES = {
     "a second root": lambda parts: [*parts, ("other/data.pkl", b"N.")],
+    "a member of a second root": lambda parts: [*parts, ("other/x", b"")],
     "no root": lambda parts: [(name.partition("/")[2], data) for name, data in parts],
     "a member beside the root": lambda parts: [*parts, ("readme", b"")],
     "a folder": lambda parts: [*parts, ("archive/data/", b"")],
@@ -153,6 +154,35 @@ def test_bytes_around_and_between_members_are_refused(tmp_path, change):
     torch.save({"model": KEYS}, tmp_path / "m.pt")
     (tmp_path / "m.pt").write_bytes(change((tmp_path / "m.pt").read_bytes()))
     refused(tmp_path / "m.pt", error=UnreadableFile)
+
+
+@pytest.mark.parametrize("count", [0, 1, -1, 1000])
+@pytest.mark.parametrize("at", [8, 10, 12, 16])
+@pytest.mark.parametrize("zip64", [False, True])
+def test_an_end_that_counts_otherwise_is_refused(tmp_path, count, at, zip64):
+    torch.save({"model": KEYS}, tmp_path / "n.pt")
+    path = tmp_path / "n.pt" if zip64 else write_zip(tmp_path / "m.pt", members(tmp_path / "n.pt").items())
+    raw = bytearray(path.read_bytes())
+    for start, size in ((raw.rindex(END), 2 if at < 12 else 4), *([(raw.rindex(b"PK\x06\x06"), 8)] if zip64 else [])):
+        place = start + (at if size < 8 else {8: 24, 10: 32, 12: 40, 16: 48}[at])
+        number = int.from_bytes(raw[place : place + size], "little")
+        raw[place : place + size] = (number + (count or 5)).to_bytes(size, "little")
+    path.write_bytes(raw)
+    refused(path, error=UnreadableFile)
+
+
+def test_an_end_that_counts_fewer_in_both_places_is_refused(tmp_path):
+    torch.save({"model": KEYS}, tmp_path / "n.pt")
+    path = write_zip(tmp_path / "m.pt", members(tmp_path / "n.pt").items())
+    raw, at = path.read_bytes(), path.read_bytes().rindex(END)
+    path.write_bytes(raw[: at + 8] + struct.pack("<2H", 3, 3) + raw[at + 12 :])
+    refused(path, "more than its members")
+
+
+def test_an_archive_of_too_many_members_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MEMBERS", 10)
+    torch.save({"model": KEYS}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "members, more than 10")
 
 
 @pytest.mark.parametrize("place", [0, 5, -1])
@@ -220,6 +250,13 @@ def test_a_legacy_file_whose_parts_disagree_is_refused(tmp_path, name):
     read(legacy(tmp_path / "m.pt"))
     change, said = LEGACY[name]
     refused(legacy(tmp_path / "m.pt", **change), said, error=UnreadableFile)
+
+
+def test_a_storage_that_is_a_part_of_another_is_refused(tmp_path):
+    raw = legacy(tmp_path / "m.pt").read_bytes()
+    assert b"Ntq" in raw
+    (tmp_path / "m.pt").write_bytes(raw.replace(b"Ntq", text("v") + b"K\x00K\x04\x87tq", 1))
+    refused(tmp_path / "m.pt", "a part of another")
 
 
 # ------------------------------------------------------------------------------------------ safetensors
