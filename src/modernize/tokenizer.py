@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernize.checkpoint import limits, strict_json
-from modernize.checkpoint.envelope import vocabulary_in
 from modernize.checkpoint.faults import Fault, Unsafe
 from modernize.checkpoint.pickle_machine import PickleMachine
+from modernize.checkpoint.settings import vocabulary_in
 from modernize.errors import BadData, MissingTokenizer
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ torch_file.py        files that torch wrote, as the dictionary that they hold
   zip_members.py       the members of an archive, none of which can be read in two ways
   torch_legacy.py      before 1.6: pickles and bytes one behind the other
   pickle_machine.py    a pickle, instruction by instruction, without importing or calling anything
+  opcodes.py           the instructions that are followed, as a table
   budget.py            what a pickle may cost beside its instructions
   pickle_names.py      what a pickle may name, and the few things that it may call
   nesting.py           values that hold themselves or one another without end
@@ -24,7 +25,8 @@ names.py             names of tensors that are none
 
 hf_folder.py         a Hugging Face directory
 shards.py            weights in several files with an index
-envelope.py          which of the things in a file are the weights, and what the rest says
+envelope.py          which of the things in a file are the weights
+settings.py          what the rest says: settings and a vocabulary
 """
 
 import re
@@ -33,10 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from modernize.checkpoint.base import Checkpoint, Source, TensorInfo
-from modernize.checkpoint.envelope import assemble, decoded, is_averaged
+from modernize.checkpoint.envelope import assemble, is_averaged
 from modernize.checkpoint.hf_folder import CONFIG, INDEX, config_beside, files_of, open_hf_folder
 from modernize.checkpoint.kinds import Kind, kind_of
 from modernize.checkpoint.safetensors_file import SafetensorsSource
+from modernize.checkpoint.settings import decoded
 from modernize.checkpoint.torch_file import load_torch
 from modernize.choices import Weights
 from modernize.errors import UnreadableFile, check_choice

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from modernize.checkpoint.configurations import unfolded
-from modernize.checkpoint.envelope import DEEPEST, Root
+from modernize.checkpoint.envelope import Root
 from modernize.checkpoint.faults import SAVE_AGAIN, Damaged, named, shown
 from modernize.checkpoint.modules import is_module, notes_of, state_of
 from modernize.checkpoint.names import check_names
 from modernize.checkpoint.numpy_values import Array
 from modernize.checkpoint.places import Place, PlacedSource
 from modernize.checkpoint.records import ITEM_SIZES, Misfit, Storage, View
+from modernize.checkpoint.settings import DEEPEST
 from modernize.checkpoint.torch_legacy import TorchLegacy
 from modernize.checkpoint.torch_zip import TorchZip
 from modernize.errors import UnreadableFile
