@@ -114,6 +114,9 @@ ARCHIVES = {
         ("archive/byteorder", b"little" + b" " * 100_000),
     ],
     "a pickle behind the pickle": lambda parts: [(n, d + b"N." if n.endswith("data.pkl") else d) for n, d in parts],
+    "a value that the pickle leaves over": lambda parts: [
+        (n, d[:2] + b"N" + d[2:] if n.endswith("data.pkl") else d) for n, d in parts
+    ],
     "no pickle": lambda parts: [p for p in parts if not p[0].endswith("data.pkl")],
     "an empty pickle": lambda parts: [(n, b"" if n.endswith("data.pkl") else d) for n, d in parts],
     "a storage missing": lambda parts: [p for p in parts if not p[0].endswith("data/1")],
