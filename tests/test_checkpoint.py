@@ -359,19 +359,19 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path, change, said):
         open_checkpoint(sharded(tmp_path / "hf", change=change))
 
 
-def test_shards_that_are_links_stay_in_the_folder_or_in_the_hub_cache(tmp_path):
-    """The hub keeps `models--x/snapshots/REVISION/NAME -> ../../blobs/HASH`; any other way out is refused."""
+@pytest.mark.parametrize("place", ["snapshots/0123", "snapshots/0123/ckpt-10", "local"])
+def test_shards_that_are_links_stay_in_the_folder_or_lead_into_the_hub_cache(tmp_path, place):
+    """The hub keeps files under their hashes, and links to them; any other way out of the folder is refused."""
     whole = sharded(tmp_path / "whole")
-    repository = tmp_path / "models--x"
-    for folder in ("snapshots/0123", "blobs"):
-        (repository / folder).mkdir(parents=True)
-    plain = tmp_path / "plain"
-    plain.mkdir()
+    cached, plain, blobs = tmp_path / place, tmp_path / "plain", tmp_path / "blobs"
+    for folder in (cached, plain, blobs):
+        folder.mkdir(parents=True)
     for number, file in enumerate(sorted(whole.iterdir())):
-        (repository / "blobs" / str(number)).write_bytes(file.read_bytes())
-        (repository / "snapshots" / "0123" / file.name).symlink_to(f"../../blobs/{number}")
+        blob = blobs / f"{number:064x}"
+        blob.write_bytes(file.read_bytes())
+        (cached / file.name).symlink_to(os.path.relpath(blob, cached))
         (plain / file.name).symlink_to(file)
-    assert same(recognise(open_checkpoint(repository / "snapshots" / "0123")).state())
+    assert same(recognise(open_checkpoint(cached)).state())
     linked = tmp_path / "linked"
     linked.symlink_to(whole)
     assert same(recognise(open_checkpoint(linked)).state())

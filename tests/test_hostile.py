@@ -185,7 +185,7 @@ BOMBS = {
         "a dictionary": b"}" + put(1) + text("a") + get(1) + b"s",
     },
     "whole number of": {
-        "a long number": b"\x8a\xff" + b"\xff" * 255,
+        "a long number": b"\x8b\x01\x04\0\0" + b"\xff" * 1025,
         "a longer number": b"\x8b\xff\xff\xff\x7f" + b"\xff" * 255,
         "a number that has no bytes": b"\x8b\xff\xff\xff\xff" + b"\xff" * 255,
     },

@@ -1,18 +1,20 @@
 """Compute ahead: what comes next is made in a thread of its own, while what there is is used."""
 
+import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
 
 
-def ahead(items: Iterator[T], *, waiting: int = 4) -> Iterator[T]:
+def ahead(items: Iterator[T], *, waiting: int = 4) -> Generator[T, None, None]:
     """The same items, with what they raise, made while others are used; so many may wait.
 
-    Who stops early leaves a thread that ends with the item it is at.
+    Who stops early waits for the item that is being made: a thread that is left inside of torch when the program ends
+    takes the program down with it.
     """
     made: queue.Queue[object] = queue.Queue(waiting)
     failed: list[BaseException] = []
@@ -28,13 +30,15 @@ def ahead(items: Iterator[T], *, waiting: int = 4) -> Iterator[T]:
             failed.append(error)
         made.put(_END)
 
-    threading.Thread(target=make, daemon=True).start()
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
     try:
         while (item := made.get()) is not _END:
             yield item  # type: ignore[misc]
     finally:
         stopped.set()
-        while not made.empty():  # a thread that waits for room goes on, and ends
-            made.get_nowait()
+        while thread.is_alive():  # one that waits for room goes on, and ends
+            with contextlib.suppress(queue.Empty):
+                made.get(timeout=0.01)
     if failed:
         raise failed[0]

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -155,9 +156,8 @@ def convert(
             vocabulary=vocabulary,
             calibration=made.calibration.summary() if made.calibration else None,
         )
-        pieces = ahead(hashing.readable(made.pieces))
         rows = {name: (shape, wanted) for name, shape in config.shapes().items()}
-        with one_thread():
+        with one_thread(), closing(ahead(hashing.readable(made.pieces))) as pieces:
             if dry_run:
                 deque(pieces, maxlen=0)
             else:

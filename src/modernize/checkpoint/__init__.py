@@ -44,7 +44,7 @@ from modernize.checkpoint.torch_file import load_torch
 from modernize.choices import Weights
 from modernize.errors import UnreadableFile, check_choice
 
-_SHARD = re.compile(r".*-\d+-of-(\d+)\.(?:safetensors|bin|pt)")
+_SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.(?:safetensors|bin|pt)")  # as transformers names them
 
 __all__ = ["Checkpoint", "Source", "TensorInfo", "files_of", "open_checkpoint"]
 

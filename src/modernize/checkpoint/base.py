@@ -62,6 +62,9 @@ class Source(Protocol):
     def rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
         """Rows [start, stop) of one tensor along its first axis, as `read` gives it, in memory of their own."""
 
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows of a tensor can be read without the others."""
+
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor of floating point in float64."""
 
@@ -111,6 +114,10 @@ class Checkpoint:
     def rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
         """Rows [start, stop) of one tensor along its first axis, as `read` gives it."""
         return self.source.rows(self.raw_names[name], start, stop)
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows of a tensor can be read without the others, which a transposed one lies across."""
+        return self.source.by_rows(self.raw_names[name])
 
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor of floating point by its clean name, in float64; needs no torch."""

@@ -1,9 +1,9 @@
-"""What a pickle may cost beside its instructions: keys whose hashes collide, and values that are copied."""
+"""What a pickle may cost beside its instructions: keys whose hashes collide, sets, and values that are copied."""
 
 from typing import Any
 
 from modernize.checkpoint import limits
-from modernize.checkpoint.faults import Damaged, TooMuch, shown
+from modernize.checkpoint.faults import Foreign, TooMuch, shown
 from modernize.checkpoint.numpy_values import Array
 from modernize.checkpoint.records import Misfit, Name, Record, View, is_small
 
@@ -16,24 +16,30 @@ class Budget:
     """One pickle's."""
 
     def __init__(self) -> None:
-        self._copied = self._numbers = 0
+        self._copied = self._numbers = self._sets = 0
 
-    def key(self, key: Any, held: int = -1) -> Any:  # noqa: ANN401
-        """A value that can be a key, in a dictionary that holds so many. Raises Damaged, TooMuch.
+    def key(self, key: Any) -> Any:  # noqa: ANN401
+        """A value that can be a key. Raises Foreign, TooMuch.
 
         Texts and names are hashed with a secret, but numbers are not, so that a file could choose many that collide.
-        Those that follow one another don't, as those of tokens; of others only some are taken. A tuple becomes its
-        text: nothing here looks for a tuple.
+        Those of tokens don't; of larger ones, and of fractions, only some are taken. A tuple becomes its text: nothing
+        here looks for a tuple.
         """
         if isinstance(key, tuple) and all(isinstance(part, _PARTS) for part in key):
-            return f"({', '.join(map(str, key))})"
+            return f"({', '.join(map(repr, key))})"
         if not isinstance(key, _SCALARS):
-            raise Damaged(f"{shown(key)} is used as a key")
+            raise Foreign(f"{shown(key)} is used as a key, which programs that save weights don't do")
         if isinstance(key, int | float):
-            self._numbers += key not in (held, held + 1)
+            self._numbers += isinstance(key, float) or abs(key) >= limits.TOKENS
             if self._numbers > limits.NUMBERS or not is_small(key):
                 raise TooMuch(f"more numbers as keys, or larger ones, than any program writes ({shown(key)})")
         return key
+
+    def made_set(self) -> None:
+        """Count a set, which takes two hundred bytes for one of the pickle. Raises TooMuch."""
+        self._sets += 1
+        if self._sets > limits.SETS:
+            raise TooMuch(f"more than {limits.SETS:,} sets")
 
     def copied(self, made: object, read: int) -> None:
         """Count what a call or a state has taken from values that the pickle holds once, after so many bytes of it.

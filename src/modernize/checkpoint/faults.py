@@ -23,6 +23,10 @@ class Damaged(Fault):
     """Bytes that contradict each other, or are not all there."""
 
 
+class CutShort(Damaged):
+    """Bytes that end before they should."""
+
+
 class Unsafe(Fault):
     """Something that only running code could rebuild; `what` names it."""
 

@@ -1,12 +1,12 @@
 """What kind of file it is, by its content and never by its name; and a sentence for each that is no checkpoint."""
 
 import re
-import zipfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from modernize.checkpoint.faults import quoted
+from modernize.checkpoint.faults import named, quoted
+from modernize.checkpoint.zip_members import names_in
 from modernize.errors import UnreadableFile
 
 _HEAD = 512
@@ -122,14 +122,8 @@ def kind_of(path: Path) -> Kind:
 
 def _zip_kind(path: Path) -> Kind:
     """A zip is torch's when one of its folders holds `data.pkl`."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise UnreadableFile(
-            f"{path} is damaged or cut short: it starts as a zip archive but has no readable directory ({error})",
-            hint="copy or download it again",
-        ) from error
+    with named(path), path.open("rb") as stream:
+        names = names_in(stream, path.stat().st_size)
     inside = {name.partition("/")[2] for name in names}
     if "constants.pkl" in inside or any(name.startswith("code/") for name in inside):
         raise UnreadableFile(

@@ -47,8 +47,8 @@ _ROWS: tuple[tuple[bytes, str, str, str], ...] = (
     (b"X", "BINUNICODE", "unicode", "<I"),
     (b"\x8c", "SHORT_BINUNICODE", "unicode", "<B"),
     (b"\x8d", "BINUNICODE8", "unicode", "<Q"),
-    (b"T", "BINSTRING", "unicode", "<I"),  # texts of Python 2, which torch reads as UTF-8
-    (b"U", "SHORT_BINSTRING", "unicode", "<B"),
+    (b"T", "BINSTRING", "old_text", "<I"),
+    (b"U", "SHORT_BINSTRING", "old_text", "<B"),
     (b"B", "BINBYTES", "bytes", "<I"),
     (b"C", "SHORT_BINBYTES", "bytes", "<B"),
     (b"\x8e", "BINBYTES8", "bytes", "<Q"),

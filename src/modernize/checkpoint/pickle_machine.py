@@ -11,7 +11,7 @@ from typing import Any
 
 from modernize.checkpoint import limits
 from modernize.checkpoint.budget import Budget
-from modernize.checkpoint.faults import Damaged, TooMuch, Unsafe, shown
+from modernize.checkpoint.faults import CutShort, Damaged, TooMuch, Unsafe, shown
 from modernize.checkpoint.nesting import check_nesting
 from modernize.checkpoint.numpy_values import Array, DType
 from modernize.checkpoint.opcodes import OPCODES, STOP, UNSAFE
@@ -74,7 +74,7 @@ class PickleMachine:
     def _take(self, count: int) -> memoryview:
         end = self.at + count
         if end > len(self._data):
-            raise Damaged("its pickle ends too early")
+            raise CutShort("its pickle ends too early")
         taken = self._data[self.at : end]
         self.at = end
         return taken
@@ -83,7 +83,7 @@ class PickleMachine:
         near = bytes(self._data[self.at : self.at + limits.LINE])
         length = near.find(b"\n")
         if length < 0:
-            raise Damaged("a line in its pickle has no end")
+            raise (Damaged if len(near) == limits.LINE else CutShort)("a line in its pickle has no end")
         self.at += length + 1
         return near[:length]
 
@@ -113,7 +113,7 @@ class PickleMachine:
 
     def _frame(self, length: int) -> None:
         if length > len(self._data) - self.at:
-            raise Damaged("its pickle ends too early")
+            raise CutShort("its pickle ends too early")
 
     def _push(self, value: object) -> None:
         self._stack.append(value)
@@ -174,6 +174,14 @@ class PickleMachine:
 
     def _unicode(self, length: int) -> None:
         self._push(_text(bytes(self._take(length))))
+
+    def _old_text(self, length: int) -> None:
+        """A text of Python 2, UTF-8 to torch, or its bytes, as numpy had them."""
+        raw = bytes(self._take(length))
+        try:
+            self._push(raw.decode("utf-8"))
+        except UnicodeDecodeError:
+            self._push(raw)
 
     def _bytes(self, length: int) -> None:
         self._push(bytes(self._take(length)))
@@ -239,12 +247,13 @@ class PickleMachine:
         if not isinstance(target, dict) or len(values) % 2:
             raise Damaged(f"its pickle puts keys into {shown(target)}")
         for raw, value in zip(values[::2], values[1::2], strict=True):
-            key = self._budget.key(raw, len(target))
+            key = self._budget.key(raw)
             if key in target:
                 raise Damaged(f"{shown(key)} is in one dictionary twice")
             target[key] = value
 
     def _empty_set(self) -> None:
+        self._budget.made_set()
         self._push(set())
 
     def _add_items(self) -> None:

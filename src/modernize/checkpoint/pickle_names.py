@@ -134,6 +134,13 @@ def _nothing(args: tuple[Any, ...]) -> None:
     """For what is made of code and is not needed."""
 
 
+def _type_of(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """`Optional[int]`, as a type is written beside a field: the first of the two names. Raises Unsafe for others."""
+    if len(args) == 2 and isinstance(args[0], Name) and args[0].module in ("typing", "builtins"):
+        return args[0]
+    raise Unsafe("asks to call operator.getitem")
+
+
 def _object(args: tuple[Any, ...]) -> Record:
     """copyreg._reconstructor(class, base, state), which objects had before protocol 2."""
     if len(args) != 3 or not isinstance(args[0], Name):
@@ -233,6 +240,9 @@ def _calls() -> dict[Name, Call]:
             ("numpy.random._pickle", name, _nothing)
             for name in ("__randomstate_ctor", "__generator_ctor", "__bit_generator_ctor")
         ),
+        ("logging", "getLogger", _nothing),
+        ("_operator", "getitem", _type_of),
+        ("operator", "getitem", _type_of),
         ("torch", "Size", _tuple),
         ("torch", "device", lambda args: ":".join(map(shown, args))),
         ("torch.serialization", "_get_layout", _nothing),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from modernize.checkpoint.base import Checksum, TensorInfo
 from modernize.checkpoint.faults import COPY_AGAIN
-from modernize.checkpoint.records import ITEM_SIZES
+from modernize.checkpoint.records import ITEM_SIZES, overlap
 from modernize.errors import UnreadableFile
 from modernize.spec import Shape
 
@@ -52,6 +52,11 @@ class Place:
             wanted *= size
         return True
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether each row lies behind the one before it."""
+        return not self.shape or self.shape[0] <= 1 or self.stride[0] == max(self.stride)
+
     def rows(self, first: int, last: int) -> "Place":
         """The place of some rows of it."""
         step = self.stride[0] * ITEM_SIZES[self.dtype]
@@ -67,12 +72,16 @@ class PlacedSource:
         self.tensors = {name: TensorInfo(place.shape, place.dtype) for name, place in places.items()}
 
     def read(self, name: str) -> "torch.Tensor":
-        """One tensor, in its stored dtype."""
-        return self._tensor(self._places[name])
+        """One tensor, in its stored dtype. Raises UnreadableFile for one whose numbers stand for several elements."""
+        return self._tensor(self._single(name))
 
     def rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
         """Some rows of a tensor, in its stored dtype."""
-        return self._tensor(self._places[name].rows(start, stop))
+        return self._tensor(self._single(name).rows(start, stop))
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows can be read without the others: not in a transposed matrix, whose rows lie everywhere."""
+        return self._places[name].by_rows
 
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor in float64, without torch."""
@@ -95,15 +104,24 @@ class PlacedSource:
             yield self._raw(place).tobytes()
             return
         rows = place.shape[0]
+        if not place.by_rows:
+            yield self._ordered(place)
+            return
         at_once = max(1, _PART * rows // max(1, math.prod(place.shape)))
         for at in range(0, rows if place.extent else 0, at_once):
             yield self._ordered(place.rows(at, min(at + at_once, rows)))
+
+    def _single(self, name: str) -> Place:
+        place = self._places[name]
+        if math.prod(place.shape) and overlap(place.shape, place.stride):
+            raise expanded(self.path, name)
+        return place
 
     def _tensor(self, place: Place) -> "torch.Tensor":
         import torch
 
         dtype: torch.dtype = getattr(torch, place.dtype)
-        whole = torch.empty(place.extent, dtype=dtype)
+        whole = torch.empty(place.extent, dtype=dtype, device="cpu")
         if place.extent:
             self._fill(place, whole.view(torch.uint8).numpy())
         view = whole.as_strided(place.shape, place.stride) if place.extent else whole.reshape(place.shape)
@@ -140,6 +158,14 @@ class PlacedSource:
                 if not count:
                     raise UnreadableFile(f"{self.path} has become shorter while it was read", hint=COPY_AGAIN)
                 rest = rest[count:]
+
+
+def expanded(path: Path, name: str) -> UnreadableFile:
+    """What there is to say of a weight whose numbers stand for several elements each."""
+    return UnreadableFile(
+        f"{path}: {name} is an expanded tensor, whose numbers stand for several elements each",
+        hint="save it whole: tensor.clone() in the place of the expanded one",
+    )
 
 
 def _laid_out(numbers: NDArray[Any], place: Place) -> NDArray[Any]:

@@ -10,7 +10,6 @@ Misfit   a tensor that has no such numbers (sparse, quantized, of a class of its
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from modernize.checkpoint import limits
@@ -102,16 +101,6 @@ class View:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @cached_property
-    def overlaps(self) -> bool:
-        """Whether two elements may be one and the same number, as in an expanded tensor."""
-        reach = 0
-        for size, step in sorted(zip(self.shape, self.stride, strict=True), key=lambda axis: axis[1]):
-            if size > 1 and step <= reach:
-                return True
-            reach += (size - 1) * step
-        return False
-
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
@@ -161,3 +150,13 @@ def _whole(value: object, what: str) -> Shape:
     if not all(0 <= n <= limits.SIZE for n in value):
         raise Damaged(f"a tensor's {what} is {'×'.join(map(shown, value))}")
     return tuple(value)
+
+
+def overlap(shape: Shape, stride: Shape) -> bool:
+    """Whether two elements may be one and the same number, as in an expanded tensor."""
+    reach = 0
+    for size, step in sorted(zip(shape, stride, strict=True), key=lambda axis: axis[1]):
+        if size > 1 and step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False

@@ -1,6 +1,7 @@
 """Weights in several files with an index: `model.safetensors.index.json` or `pytorch_model.bin.index.json`."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 _LONGEST = 255  # bytes of a file name
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 or SHA-256
 _AGAIN = "download the folder again, or save the model again with save_pretrained"
 
 
@@ -61,6 +63,10 @@ class ShardedSource:
         """Some rows of a tensor, in its stored dtype."""
         return self._sources[name].rows(name, start, stop)
 
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows of a tensor can be read without the others."""
+        return self._sources[name].by_rows(name)
+
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor in float64."""
         return self._sources[name].array(name)
@@ -81,13 +87,12 @@ class ShardedSource:
 
 
 def _check_link(file: Path) -> None:
-    """A shard that is a link stays in its folder, or is one of the hub's own cache: snapshots/REVISION -> blobs.
+    """A shard that is a link stays in its folder, or leads to a file of the hub's cache, which are named by hashes.
 
     Raises UnreadableFile for one that leads elsewhere, as a folder from a stranger could have.
     """
     home, real = Path(os.path.realpath(file.parent)), Path(os.path.realpath(file))
-    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if not any(real.is_relative_to(folder) for folder in (home, cache)):
+    if not real.is_relative_to(home) and not _BLOB.fullmatch(real.name):
         raise UnreadableFile(
             f"{file} is a link that leads out of its folder, to {real}",
             hint="copy the shards into the folder, or give the folder that holds them",

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from modernize.checkpoint import limits
 from modernize.checkpoint.configurations import unfolded
 from modernize.checkpoint.envelope import Root
 from modernize.checkpoint.faults import SAVE_AGAIN, Damaged, named, shown
 from modernize.checkpoint.modules import is_module, notes_of, state_of
 from modernize.checkpoint.names import check_names
 from modernize.checkpoint.numpy_values import Array
-from modernize.checkpoint.places import Place, PlacedSource
-from modernize.checkpoint.records import ITEM_SIZES, Misfit, Storage, View
+from modernize.checkpoint.places import Place, PlacedSource, expanded
+from modernize.checkpoint.records import ITEM_SIZES, Misfit, Storage, View, overlap
 from modernize.checkpoint.settings import DEEPEST
 from modernize.checkpoint.torch_legacy import TorchLegacy
 from modernize.checkpoint.torch_zip import TorchZip
@@ -101,11 +102,8 @@ def _places(path: Path, tensors: Mapping[str, Any], starts: Mapping[str, int]) -
             raise UnreadableFile(
                 f"{path}: {name} is {view.what}", hint="save it dense and with its values, as a plain torch.Tensor"
             )
-        if view.overlaps and view.numel:
-            raise UnreadableFile(
-                f"{path}: {name} is an expanded tensor, whose numbers stand for several elements each",
-                hint="save it whole: tensor.clone() in the place of the expanded one",
-            )
+        if view.numel * ITEM_SIZES[view.dtype] > limits.EXPANDED and overlap(view.shape, view.stride):
+            raise expanded(path, name)
         held = view.storage if isinstance(view.storage, bytes) else None
         start = view.offset * ITEM_SIZES[view.dtype] + (0 if held is not None else starts[view.storage.key])
         places[name] = Place(start=start, dtype=view.dtype, shape=view.shape, stride=view.stride, held=held)

@@ -4,19 +4,20 @@ a magic number · the protocol, 1001 · facts of the machine · the value itself
 then for each of these keys: how many numbers (8 bytes), and the numbers
 """
 
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from modernize.checkpoint import limits
 from modernize.checkpoint.base import Checksum
-from modernize.checkpoint.faults import Damaged, Foreign, shown
+from modernize.checkpoint.faults import CutShort, Damaged, Foreign, shown
 from modernize.checkpoint.pickle_machine import PickleMachine
 from modernize.checkpoint.pickle_names import CALLS, Call, dtype_of_storage
 from modernize.checkpoint.records import Name, Storage
 from modernize.checkpoint.torch_zip import checked_key, checked_numel
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+_BEGINNING = 1 << 20  # bytes that are read at first
 
 
 class TorchLegacy:
@@ -31,14 +32,33 @@ class TorchLegacy:
         self.starts: dict[str, int] = {}
         self.faults: dict[str, str] = {}
         self._storages: dict[str, Storage] = {}
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            whole = memoryview(mapped)
-            try:
-                self._read(whole)
-            finally:
-                whole.release()
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            keys, at = self._pickles(stream, size)
+            for key in keys:
+                at = self._place(stream, at, key)
+        if at > size:
+            raise Damaged("its last storage is not all there")
+        if at != size:
+            raise Damaged(f"{size - at:,} bytes stand behind its last storage")
 
-    def _read(self, whole: memoryview) -> None:
+    def _pickles(self, stream: BinaryIO, size: int) -> tuple[list[str], int]:
+        """Read the pickles, which are mostly a small part of the file, from as much of its beginning as they take."""
+        length = _BEGINNING
+        while True:
+            stream.seek(0)
+            beginning = stream.read(min(length, size, limits.PICKLE))
+            self._storages.clear()
+            self.faults.clear()
+            try:
+                return self._read(memoryview(beginning))
+            except CutShort:
+                if length >= min(size, limits.PICKLE):
+                    raise
+            length *= 8
+
+    def _read(self, whole: memoryview) -> tuple[list[str], int]:
+        """The keys of the storages, and where the first begins."""
         magic, at = self._pickle(whole, 0, {})
         if magic != MAGIC:
             raise Damaged("it does not begin with the number that torch files begin with")
@@ -53,10 +73,7 @@ class TorchLegacy:
         if not isinstance(keys, list) or len(set(map(checked_key, keys))) != len(keys):
             raise Damaged("its list of storages is none")
         self.faults |= dict.fromkeys(sorted(self._storages.keys() - set(keys)), "is not in the file")
-        for key in keys:
-            at = self._place(whole, at, key)
-        if at != len(whole):
-            raise Damaged(f"{len(whole) - at:,} bytes stand behind its last storage")
+        return keys, at
 
     def _pickle(self, whole: memoryview, at: int, calls: dict[Name, Call]) -> tuple[Any, int]:
         machine = PickleMachine(whole, at, calls=calls, persistent=self._storage)
@@ -78,16 +95,14 @@ class TorchLegacy:
             raise Foreign(f"the storage {shown(found.key)} is a part of another, as torch before 0.4 wrote")
         return found
 
-    def _place(self, whole: memoryview, at: int, key: str) -> int:
+    def _place(self, stream: BinaryIO, at: int, key: str) -> int:
         """Where a storage begins is noted; gives where it ends."""
         found = self._storages.get(key)
         if found is None:
             raise Damaged(f"the storage {shown(key)} belongs to no tensor")
-        numel = int.from_bytes(whole[at : at + 8], "little", signed=True)
-        if len(whole) < at + 8 or numel != found.numel:
+        stream.seek(at)
+        counted = stream.read(8)
+        if len(counted) < 8 or int.from_bytes(counted, "little", signed=True) != found.numel:
             raise Damaged(f"the storage {shown(key)} is said to have {found.numel:,} numbers, and does not")
         self.starts[key] = at + 8
-        end = at + 8 + found.nbytes
-        if end > len(whole):
-            raise Damaged(f"the storage {shown(key)} is not all there")
-        return end
+        return at + 8 + found.nbytes

@@ -13,7 +13,7 @@
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from modernize.checkpoint import limits
 from modernize.checkpoint.faults import Damaged, Foreign, TooMuch, shown
@@ -52,10 +52,16 @@ class _Entry:
     at: int
 
 
+def names_in(stream: BinaryIO, size: int) -> list[str]:
+    """Names of the members of any archive, whatever else is to be said of it. Raises Damaged, TooMuch."""
+    start, end, count = _directory(stream, size)
+    return [raw_name.decode("utf-8", "replace") for raw_name, *_ in _rows(_read(stream, start, end - start), count)]
+
+
 def members_of(stream: BinaryIO, size: int) -> dict[str, Member]:
     """Members by name without the root folder, of a file of `size` bytes. Raises Damaged, TooMuch, Foreign."""
     start, end, count = _directory(stream, size)
-    entries = sorted(_entries(_read(stream, start, end - start), count), key=lambda entry: entry.at)
+    entries = sorted(map(_entry, _rows(_read(stream, start, end - start), count)), key=lambda entry: entry.at)
     roots = {entry.name.partition("/")[0] for entry in entries}
     if len(roots) != 1 or not all("/" in entry.name for entry in entries):
         raise Foreign("its members are not in one folder, as those of a torch file are")
@@ -69,6 +75,8 @@ def members_of(stream: BinaryIO, size: int) -> dict[str, Member]:
         name = entry.name.partition("/")[2]
         if name in members:
             raise Damaged(f"the member {shown(entry.name)} is there twice")
+        if entry.name.endswith("/") and entry.size:
+            raise Damaged(f"the folder {shown(entry.name)} has bytes of its own")
         members[name] = member
     return members
 
@@ -107,34 +115,42 @@ def _directory(stream: BinaryIO, size: int) -> tuple[int, int, int]:
         raise Damaged("its directory does not end where the file does")
     if count > limits.MEMBERS:
         raise TooMuch(f"{count:,} members, more than {limits.MEMBERS:,}")
+    if length > limits.DIRECTORY:
+        raise TooMuch(f"a directory of {length:,} bytes, more than {limits.DIRECTORY:,}")
     return start, at, count
 
 
-def _entries(raw: bytes, count: int) -> Iterator[_Entry]:
+def _rows(raw: bytes, count: int) -> Iterator[tuple[bytes, bytes, tuple[Any, ...]]]:
+    """Name, extra fields and the rest of what the directory says of each member. Raises Damaged."""
     at = 0
     for _ in range(count):
         if at + _CENTRAL.size > len(raw):
             raise Damaged("its directory ends too early")
         row = _CENTRAL.unpack_from(raw, at)
-        magic, _, _, flags, method, _, _, crc, packed, size, name, extra, comment, disk, _, _, place = row
-        if magic != b"PK\x01\x02":
+        name, extra, comment = row[10:13]
+        if row[0] != b"PK\x01\x02":
             raise Damaged("its directory has something that is no member")
         at += _CENTRAL.size
         end = at + name + extra + comment
         if end > len(raw):
             raise Damaged("its directory ends too early")
-        raw_name, more = raw[at : at + name], raw[at + name : at + name + extra]
+        yield raw[at : at + name], raw[at + name : at + name + extra], row
         at = end
-        shown_name = shown(raw_name.decode("utf-8", "replace"))
-        if method or flags & ~(_FOLLOWS | _UTF8) or comment or disk:
-            raise Foreign(f"its member {shown_name} is compressed, encrypted or has a comment, as torch never does")
-        size, packed, place = _wide(more, (size, packed, place))
-        if size != packed:
-            raise Damaged(f"the member {shown_name} has two sizes")
-        name_text = _name(raw_name, flags)
-        yield _Entry(raw_name=raw_name, name=name_text, flags=flags, crc=crc, size=size, at=place)
     if at != len(raw):
         raise Damaged("its directory has more than its members")
+
+
+def _entry(said: tuple[bytes, bytes, tuple[Any, ...]]) -> _Entry:
+    """A member as the directory has it. Raises Damaged, TooMuch, Foreign."""
+    raw_name, more, row = said
+    _, _, _, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, _, place = row
+    shown_name = shown(raw_name.decode("utf-8", "replace"))
+    if method or flags & ~(_FOLLOWS | _UTF8) or comment or disk:
+        raise Foreign(f"its member {shown_name} is compressed, encrypted or has a comment, as torch never does")
+    size, packed, place = _wide(more, (size, packed, place))
+    if size != packed:
+        raise Damaged(f"the member {shown_name} has two sizes")
+    return _Entry(raw_name=raw_name, name=_name(raw_name, flags), flags=flags, crc=crc, size=size, at=place)
 
 
 def _wide(extra: bytes, values: tuple[int, int, int]) -> tuple[int, ...]:
@@ -159,7 +175,7 @@ def _name(raw: bytes, flags: int) -> str:
         raise Damaged("a member's name is no UTF-8") from error
     if len(name) > limits.NAME:
         raise TooMuch(f"a member with a name of {len(name):,} characters, more than {limits.NAME}")
-    if "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+    if "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.removesuffix("/").split("/")):
         raise Foreign(f"its member {shown(name)} has a name that is no path within the archive")
     return name
 

@@ -87,8 +87,9 @@ class _Reader:
             return
         if piece.cut == "centred":
             beside = {**beside, f"{piece.home}.mean": column_means(self.whole(name), rows_of(height))}
+        apart = step.op.by_rows and all(map(self.found.checkpoint.by_rows, step.sources))
         for start, stop in spans(height, rows_of(width)):
-            if step.op.by_rows and piece.cut == "rows":
+            if apart and piece.cut == "rows":
                 rows = self.found.read_rows(step, start, stop)[name]
             else:
                 rows = self.whole(name)[start:stop]
