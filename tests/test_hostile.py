@@ -496,6 +496,21 @@ def test_weights_of_an_odd_dtype_are_refused_in_whatever_files_they_lie(tmp_path
     refused(folder, r"wte\.weight")
 
 
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.ones(1).expand(2, 4),
+        torch.ones(4).expand(2, 4),
+        torch.ones(5).as_strided((2, 4), (1, 1)),
+        torch.ones(1).expand(2**20, 2**20),
+    ],
+    ids=["one number", "one row", "rows that overlap", "four terabytes"],
+)
+def test_numbers_that_stand_for_several_elements_are_refused(tmp_path, weight):
+    torch.save({**KEYS, "transformer.wpe.weight": weight}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", r"wpe\.weight is an expanded tensor")
+
+
 def test_numbers_that_stand_for_their_negatives_are_not_taken_as_they_are(tmp_path):
     turned = torch.randn(2, 4, dtype=torch.complex64).conj().imag
     assert turned.is_neg()
@@ -556,8 +571,10 @@ def test_a_setting_of_any_value_leads_to_a_short_sentence_or_to_nothing(tmp_path
 
 
 def test_settings_in_one_another_without_end_are_looked_through_so_far(tmp_path):
-    words = ("config", "args", "hparams", "model", "cfg", "settings", "meta", "opt", "arch", "conf", "kwargs", "n_head")
-    endless = OBJECT + put(1) + fields({word: get(1) for word in words}) + b"b"
+    words = (
+        "config args hparams cfg settings meta opt arch conf kwargs metadata init_args hyperparams model_cfg gptconf"
+    )
+    endless = OBJECT + put(1) + fields({word: get(1) for word in words.split()}) + b"b"
     torch.save({"model": KEYS, "config": PLACEHOLDER}, tmp_path / "n.pt")
     parts = [(n, d.replace(text(PLACEHOLDER), endless)) for n, d in members(tmp_path / "n.pt").items()]
     read(write_zip(tmp_path / "m.pt", parts))
