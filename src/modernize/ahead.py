@@ -18,9 +18,10 @@ def ahead(items: Iterator[T], *, waiting: int = 4) -> Generator[T, None, None]:
     """
     made: queue.Queue[object] = queue.Queue(waiting)
     failed: list[BaseException] = []
-    stopped = threading.Event()
+    begun, stopped, over = threading.Event(), threading.Event(), threading.Event()
 
     def make() -> None:
+        begun.set()
         try:
             for item in items:
                 made.put(item)
@@ -28,17 +29,19 @@ def ahead(items: Iterator[T], *, waiting: int = 4) -> Generator[T, None, None]:
                     return
         except BaseException as error:  # raised where the item was awaited
             failed.append(error)
-        made.put(_END)
+        finally:
+            made.put(_END)  # whoever stops early takes things out until this is over
+            over.set()
 
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
     try:
+        threading.Thread(target=make, daemon=True).start()
         while (item := made.get()) is not _END:
             yield item  # type: ignore[misc]
     finally:
         stopped.set()
-        while thread.is_alive():  # one that waits for room goes on, and ends
+        # an interrupt may come while the thread starts: then it begins soon, or there is none
+        while begun.wait(1.0) and not over.wait(0.01):
             with contextlib.suppress(queue.Empty):
-                made.get(timeout=0.01)
+                made.get_nowait()
     if failed:
         raise failed[0]

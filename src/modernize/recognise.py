@@ -68,11 +68,7 @@ class Recognised:
     def array_blocks(self, target: str, rows: int) -> Iterator[NDArray[np.float64]]:
         """The same in blocks of so many rows."""
         (source,) = self.sources_of(target)
-        if not self.checkpoint.by_rows(source):
-            yield self.checkpoint.array(source)
-            return
-        for start, stop in spans(self.checkpoint.tensors[source].shape[0], rows):
-            yield self.checkpoint.array_rows(source, start, stop)
+        return self.checkpoint.array_blocks(source, rows)
 
     def state(self, *, verified: bool = False) -> State:
         """The canonical State in the file's dtypes, `(out, in)`; a tied head is left out. `verified` where the caller

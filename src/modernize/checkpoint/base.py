@@ -68,8 +68,8 @@ class Source(Protocol):
     def array(self, name: str) -> NDArray[np.float64]:
         """One tensor of floating point in float64."""
 
-    def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Rows [start, stop) of one tensor of floating point along its first axis, in float64."""
+    def array_blocks(self, name: str, rows: int) -> Iterator[NDArray[np.float64]]:
+        """One tensor of floating point in float64, in blocks of so many rows."""
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors of the same shape and dtype hold the same values, bit for bit."""
@@ -123,9 +123,9 @@ class Checkpoint:
         """One tensor of floating point by its clean name, in float64; needs no torch."""
         return self.source.array(self.raw_names[name])
 
-    def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Rows [start, stop) of one tensor along its first axis, as `array` gives it."""
-        return self.source.array_rows(self.raw_names[name], start, stop)
+    def array_blocks(self, name: str, rows: int) -> Iterator[NDArray[np.float64]]:
+        """The same in blocks of so many rows."""
+        return self.source.array_blocks(self.raw_names[name], rows)
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors hold the same values, bit for bit."""

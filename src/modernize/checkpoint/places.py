@@ -87,9 +87,15 @@ class PlacedSource:
         """One tensor in float64, without torch."""
         return self._array(self._places[name])
 
-    def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Some rows of a tensor in float64, without torch."""
-        return self._array(self._places[name].rows(start, stop))
+    def array_blocks(self, name: str, rows: int) -> Iterator[NDArray[np.float64]]:
+        """The same in blocks of so many rows; what cannot be read by rows is read once."""
+        place = self._places[name]
+        starts = range(0, place.shape[0], rows)
+        if place.by_rows:
+            yield from (self._array(place.rows(at, min(at + rows, place.shape[0]))) for at in starts)
+        else:
+            whole = self._numbers(place)
+            yield from (whole[at : at + rows].astype(np.float64) for at in starts)
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors of the same shape and dtype hold the same bytes; stops at the first that differ."""
@@ -128,12 +134,15 @@ class PlacedSource:
         return view.contiguous()
 
     def _array(self, place: Place) -> NDArray[np.float64]:
+        return self._numbers(place).astype(np.float64)
+
+    def _numbers(self, place: Place) -> NDArray[Any]:
         raw = self._raw(place)
         if place.dtype == "bfloat16":
             numbers: NDArray[Any] = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
         else:
             numbers = raw.view(np.dtype(_NUMPY[place.dtype]).newbyteorder("<"))
-        return _laid_out(numbers, place).astype(np.float64)
+        return _laid_out(numbers, place)
 
     def _ordered(self, place: Place) -> bytes:
         """The bytes of its numbers in the order in which they are counted."""

@@ -71,9 +71,9 @@ class ShardedSource:
         """One tensor in float64."""
         return self._sources[name].array(name)
 
-    def array_rows(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Some rows of a tensor in float64."""
-        return self._sources[name].array_rows(name, start, stop)
+    def array_blocks(self, name: str, rows: int) -> Iterator[NDArray[np.float64]]:
+        """The same in blocks of so many rows."""
+        return self._sources[name].array_blocks(name, rows)
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two tensors hold the same values."""
