@@ -1,6 +1,7 @@
 """Fixtures that many tests share. Tiny models are made in `tiny.py`; nothing is downloaded."""
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it, and what it starts too
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = Path(os.environ.get("MODERNIZE_CHECKPOINTS", ROOT.parent / "shared" / "checkpoints"))

@@ -48,7 +48,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from modernize.checkpoint import limits, open_checkpoint
-from modernize.errors import AmbiguousInput, BadData, InputRefused, UnreadableFile, UnsafeFile
+from modernize.errors import AmbiguousInput, BadData, InputRefused, UnknownLayout, UnreadableFile, UnsafeFile
 from modernize.recognise import recognise
 from modernize.tokenizer import VocabularyTokenizer, find_tokenizer
 
@@ -508,7 +508,17 @@ def test_weights_of_an_odd_dtype_are_refused_in_whatever_files_they_lie(tmp_path
 )
 def test_numbers_that_stand_for_several_elements_are_refused(tmp_path, weight):
     torch.save({**KEYS, "transformer.wpe.weight": weight}, tmp_path / "m.pt")
-    refused(tmp_path / "m.pt", r"wpe\.weight is an expanded tensor")
+    with pytest.raises(UnreadableFile, match=r"wpe\.weight is an expanded tensor"):
+        read(tmp_path / "m.pt")
+
+
+def test_an_expanded_mask_that_is_dropped_is_no_obstacle(tmp_path):
+    mask = torch.ones(2, 2).tril()[None, None]
+    torch.save({**KEYS, "transformer.h.0.attn.bias": mask.expand(1, 1, 2, 2)}, tmp_path / "m.pt")
+    read(tmp_path / "m.pt")
+    torch.save({**KEYS, "transformer.h.0.attn.bias": torch.zeros(1).expand(1, 1, 2, 2)}, tmp_path / "m.pt")
+    with pytest.raises(UnknownLayout, match="no causal mask"):
+        read(tmp_path / "m.pt")
 
 
 def test_numbers_that_stand_for_their_negatives_are_not_taken_as_they_are(tmp_path):
