@@ -7,6 +7,7 @@ kinds.py             what kind of file it is, by its content, and a sentence for
 
 torch_file.py        files that torch wrote, as the dictionary that they hold
   torch_zip.py         since 1.6: a zip archive
+  storages.py          the storages that a pickle refers to
   zip_members.py       the members of an archive, none of which can be read in two ways
   torch_legacy.py      before 1.6: pickles and bytes one behind the other
   pickle_machine.py    a pickle, instruction by instruction, without importing or calling anything

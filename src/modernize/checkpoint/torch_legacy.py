@@ -12,9 +12,9 @@ from modernize.checkpoint import limits
 from modernize.checkpoint.base import Checksum
 from modernize.checkpoint.faults import CutShort, Damaged, Foreign, shown
 from modernize.checkpoint.pickle_machine import PickleMachine
-from modernize.checkpoint.pickle_names import CALLS, Call, dtype_of_storage
-from modernize.checkpoint.records import Name, Storage
-from modernize.checkpoint.torch_zip import checked_key, checked_numel
+from modernize.checkpoint.pickle_names import CALLS, Call
+from modernize.checkpoint.records import Name
+from modernize.checkpoint.storages import Storages, checked_key
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _BEGINNING = 1 << 20  # bytes that are read at first
@@ -31,7 +31,7 @@ class TorchLegacy:
     def __init__(self, path: Path) -> None:
         self.starts: dict[str, int] = {}
         self.faults: dict[str, str] = {}
-        self._storages: dict[str, Storage] = {}
+        self._described = Storages()
         size = path.stat().st_size
         with path.open("rb") as stream:
             keys, at = self._pickles(stream, size)
@@ -48,7 +48,7 @@ class TorchLegacy:
         while True:
             stream.seek(0)
             beginning = stream.read(min(length, size, limits.PICKLE))
-            self._storages.clear()
+            self._described = Storages()
             self.faults.clear()
             try:
                 return self._read(memoryview(beginning))
@@ -72,7 +72,7 @@ class TorchLegacy:
         keys, at = self._pickle(whole, at, {})
         if not isinstance(keys, list) or len(set(map(checked_key, keys))) != len(keys):
             raise Damaged("its list of storages is none")
-        self.faults |= dict.fromkeys(sorted(self._storages.keys() - set(keys)), "is not in the file")
+        self.faults |= dict.fromkeys(sorted(self._described.by_key.keys() - set(keys)), "is not in the file")
         return keys, at
 
     def _pickle(self, whole: memoryview, at: int, calls: dict[Name, Call]) -> tuple[Any, int]:
@@ -85,19 +85,14 @@ class TorchLegacy:
         """
         if isinstance(reference, tuple) and len(reference) == 4 and reference[0] == "module":
             return reference[1]
-        if not isinstance(reference, tuple) or len(reference) not in (5, 6) or reference[0] != "storage":
-            raise Damaged("its pickle refers to something that is no storage")
-        _, kind, key, _, numel = reference[:5]
-        found = Storage(checked_key(key), dtype_of_storage(kind), checked_numel(numel))
-        if self._storages.setdefault(found.key, found) != found:
-            raise Damaged(f"the storage {shown(found.key)} is described in two ways")
-        if len(reference) == 6 and reference[5] is not None:
+        found = self._described.take(reference, parts=6)
+        if isinstance(reference, tuple) and reference[5:] not in ((), (None,)):
             raise Foreign(f"the storage {shown(found.key)} is a part of another, as torch before 0.4 wrote")
         return found
 
     def _place(self, stream: BinaryIO, at: int, key: str) -> int:
         """Where a storage begins is noted; gives where it ends."""
-        found = self._storages.get(key)
+        found = self._described.by_key.get(key)
         if found is None:
             raise Damaged(f"the storage {shown(key)} belongs to no tensor")
         stream.seek(at)

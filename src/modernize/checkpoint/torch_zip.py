@@ -8,8 +8,9 @@ from modernize.checkpoint import limits
 from modernize.checkpoint.base import Checksum
 from modernize.checkpoint.faults import Damaged, Foreign, TooMuch, shown
 from modernize.checkpoint.pickle_machine import PickleMachine
-from modernize.checkpoint.pickle_names import CALLS, dtype_of_storage
+from modernize.checkpoint.pickle_names import CALLS
 from modernize.checkpoint.records import Storage
+from modernize.checkpoint.storages import Storages
 from modernize.checkpoint.zip_members import Member, members_of
 
 
@@ -22,7 +23,7 @@ class TorchZip:
     def __init__(self, path: Path) -> None:
         self.starts: dict[str, int] = {}
         self.faults: dict[str, str] = {}
-        self._storages: dict[str, Storage] = {}
+        self._described = Storages()
         with path.open("rb") as stream:
             self._members = members_of(stream, path.stat().st_size)
             order = self._small(stream, "byteorder", "little")
@@ -44,12 +45,7 @@ class TorchZip:
 
     def _storage(self, reference: object) -> Storage:
         """`("storage", torch.FloatStorage, key, location, numel)`; where it lived does not matter."""
-        if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
-            raise Damaged("its pickle refers to something that is no storage")
-        _, kind, key, _, numel = reference
-        storage = Storage(checked_key(key), dtype_of_storage(kind), checked_numel(numel))
-        if self._storages.setdefault(storage.key, storage) != storage:
-            raise Damaged(f"the storage {shown(storage.key)} is described in two ways")
+        storage = self._described.take(reference, parts=5)
         member = self._members.get(f"data/{storage.key}")
         if member is None:
             self.faults[storage.key] = "is not in the file"
@@ -77,17 +73,3 @@ class TorchZip:
         raw = stream.read(member.size)
         Checksum(what=f"the member {name}", start=0, end=member.size, crc=member.crc).check(raw)
         return raw
-
-
-def checked_key(key: object) -> str:
-    """A storage's key. Raises Damaged for what is no text."""
-    if not isinstance(key, str):
-        raise Damaged(f"a storage has the key {shown(key)}")
-    return key
-
-
-def checked_numel(numel: object) -> int:
-    """A storage's number of elements. Raises Damaged for what is none."""
-    if not isinstance(numel, int) or isinstance(numel, bool) or not 0 <= numel <= limits.SIZE:
-        raise Damaged(f"a storage is said to have {shown(numel)} numbers")
-    return numel
