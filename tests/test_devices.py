@@ -51,7 +51,29 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch, name):
 )
 def test_precision(monkeypatch, name, device, bf16, wanted):
     there(monkeypatch, cuda=True, mps=False, bf16=bf16)
-    assert devices.choose_precision(name, device) == wanted
+    assert devices.choose_precision(name, device, 128) == wanted
+
+
+@pytest.mark.parametrize(
+    ("has", "built", "width", "wanted"),
+    [
+        ({"avx512_bf16": True}, True, 256, torch.bfloat16),
+        ({"amx_bf16": True}, True, 768, torch.bfloat16),
+        ({"avx512_bf16": True}, True, 255, torch.float32),
+        ({"avx512_f": True, "avx512_bf16": False}, True, 768, torch.float32),
+        ({"avx512_bf16": True}, False, 768, torch.float32),
+    ],
+)
+def test_a_cpu_makes_wide_products_in_bfloat16_where_it_has_instructions_for_it(monkeypatch, has, built, width, wanted):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: built)
+    assert devices.choose_precision("auto", CPU, width) == wanted
+    assert devices.choose_precision("float32", CPU, width) == torch.float32
+
+
+def test_a_torch_that_cannot_say_what_a_cpu_has_gets_float32(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert devices.choose_precision("auto", CPU, 768) == torch.float32
 
 
 def test_autocast_is_nothing_for_float32_and_lowers_products_otherwise():

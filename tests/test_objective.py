@@ -22,11 +22,12 @@ def plain(states, head, bias, targets, old, distill):
     return loss
 
 
-@pytest.mark.parametrize("at_once", [1, 40, 1 << 20])
+@pytest.mark.parametrize(("at_once", "rows"), [(1, 1), (1, 3), (40, 1), (40, 512), (22, 5), (1 << 20, 512)])
 @pytest.mark.parametrize("taught", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
-def test_loss_and_gradients(monkeypatch, at_once, taught, biased):
+def test_loss_and_gradients(monkeypatch, at_once, rows, taught, biased):
     monkeypatch.setattr(objective, "LOGITS_AT_ONCE", {"cpu": at_once})
+    monkeypatch.setattr(objective, "ROWS_A_PRODUCT", rows)
     targets = torch.tensor([3, IGNORED, 0, 10, 3, IGNORED, 7])
     old = (noise(7, 5, seed=3), noise(11, 5, seed=4), noise(11, seed=5)) if taught else (None, None, None)
     distill = 0.3 if taught else 0.0

@@ -1,7 +1,7 @@
 """Device and precision, as small decisions that can be tested where the device is not."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -9,6 +9,10 @@ from torch import Tensor
 
 from modernize.choices import DeviceName, PrecisionName
 from modernize.errors import UsageError
+
+WIDE = (
+    256  # the width from which bfloat16 makes a step on a CPU 1.4 to 1.8 times as fast; below, casts eat most of that
+)
 
 
 def choose_device(name: DeviceName) -> torch.device:
@@ -32,12 +36,24 @@ def device_for_fits(name: DeviceName) -> torch.device:
     return torch.device("cpu") if found.type == "mps" else found
 
 
-def choose_precision(name: PrecisionName, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products: bfloat16 on a CUDA device that has it, float32 elsewhere, unless asked."""
+def choose_precision(name: PrecisionName, device: torch.device, width: int) -> torch.dtype:
+    """The dtype of matrix products in a model of a width: unless asked, bfloat16 where the device multiplies it faster,
+    which a CPU does for wide models alone, and float32 elsewhere.
+    """
     if name == "auto":
-        wide = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if wide else torch.float32
+        fast = _multiplies_bfloat16(device) and (device.type != "cpu" or width >= WIDE)
+        return torch.bfloat16 if fast else torch.float32
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+
+
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether there are instructions for it, and not only a way to emulate it."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(known.get(instruction) for instruction in ("amx_bf16", "avx512_bf16"))
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> AbstractContextManager[object]:

@@ -25,6 +25,7 @@ from modernize.old import OldGPT
 
 MATCH = 6.0
 LOGITS_AT_ONCE = {"cpu": 1 << 22}  # numbers: 16 MB in float32, which caches like
+ROWS_A_PRODUCT = 512  # of gradients by logits, for a product by the head that is worth its sum over all words
 LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # 128 MB; smaller products would leave a GPU idle
 
 
@@ -142,27 +143,30 @@ class SummedLoss(torch.autograd.Function):
         by_states = torch.empty_like(states)
         by_weight = torch.zeros_like(weight, dtype=wide)
         by_bias = None if bias is None else torch.zeros_like(bias)
-        for rows in _parts(len(states), len(weight), states.device):
-            known = targets[rows] != IGNORED  # (n,)
-            wanted = targets[rows].clamp(min=0)[:, None]
-            log_new = _log_probabilities(states[rows], weight, bias, wide)  # (n, vocab)
-            total -= (1 - distill) * (log_new.gather(1, wanted)[:, 0] * known).sum()
-            by_logits = log_new.exp()
-            if old_states is not None and old_weight is not None:
-                old = _log_probabilities(old_states[rows], old_weight, old_bias, wide)
-                likely = old.exp()
-                total += distill * (((old - log_new) * likely).sum(-1) * known).sum()
-                by_logits.sub_(likely, alpha=distill)
-            by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, distill - 1))
-            by_logits *= known[:, None]
-            if by_bias is not None:
-                by_bias += by_logits.sum(0)
-            thin = by_logits.to(narrow)
-            by_states[rows] = thin @ weight
+        at_once = _rows_at_once(len(weight), states.device)
+        for block in _parts(0, len(states), max(at_once, ROWS_A_PRODUCT)):
+            by_logits = torch.empty((len(states[block]), len(weight)), dtype=narrow, device=states.device)
+            for rows in _parts(block.start, block.stop, at_once):
+                known = targets[rows] != IGNORED  # (n,)
+                wanted = targets[rows].clamp(min=0)[:, None]
+                log_new = _log_probabilities(states[rows], weight, bias, wide)  # (n, vocab)
+                total -= (1 - distill) * (log_new.gather(1, wanted)[:, 0] * known).sum()
+                here = log_new.exp()
+                if old_states is not None and old_weight is not None:
+                    old = _log_probabilities(old_states[rows], old_weight, old_bias, wide)
+                    likely = old.exp()
+                    total += distill * ((old.sub_(log_new).mul_(likely)).sum(-1) * known).sum()
+                    here.sub_(likely, alpha=distill)
+                here.scatter_add_(1, wanted, here.new_full(wanted.shape, distill - 1))
+                here *= known[:, None]
+                if by_bias is not None:
+                    by_bias += here.sum(0)
+                by_logits[rows.start - block.start : rows.stop - block.start] = here
+            by_states[block] = by_logits @ weight
             if narrow == wide:
-                by_weight.addmm_(thin.T, states[rows])
+                by_weight.addmm_(by_logits.T, states[block])
             else:
-                by_weight += thin.T @ states[rows]
+                by_weight += by_logits.T @ states[block]
         ctx.save_for_backward(by_states, by_weight, by_bias)
         return total
 
@@ -187,7 +191,10 @@ def _product_dtype(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
-def _parts(places: int, vocab_size: int, device: torch.device) -> Iterator[slice]:
-    at_once = max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // vocab_size)
-    for start in range(0, places, at_once):
-        yield slice(start, start + at_once)
+def _rows_at_once(vocab_size: int, device: torch.device) -> int:
+    return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // vocab_size)
+
+
+def _parts(start: int, end: int, size: int) -> Iterator[slice]:
+    for first in range(start, end, size):
+        yield slice(first, min(first + size, end))

@@ -65,7 +65,7 @@ class Run:
         self.feed = Feed.of(corpus, settings, vocab_size=model.vocab_size, processes=around.world.size)
         self.val = corpus.windows("val", model.block_size, vocab_size=model.vocab_size)
         self.device = choose_device(settings.device)
-        self.precision = choose_precision(settings.dtype, self.device)
+        self.precision = choose_precision(settings.dtype, self.device, model.config.n_embd)
         self.model = model.to(device=self.device, dtype=torch.float32)
         self.model.recompute = settings.activation_checkpointing
         self.teacher = teacher.as_teacher(self.device, self.precision) if teacher is not None else None

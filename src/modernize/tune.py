@@ -107,7 +107,9 @@ def tune(
     else:
         with world.first_alone():  # a large text is tokenized once, into a file that the others find
             corpus = _read(job, model, stored, progress)
-    keeper = RunFile(run_file(job.output), _identity(job, settings, corpus), outputs=_outputs(job), writes=world.first)
+    precision = choose_precision(settings.dtype, choose_device(settings.device), model.config.n_embd)
+    identity = _identity(job, settings, corpus, precision)
+    keeper = RunFile(run_file(job.output), identity, outputs=_outputs(job), writes=world.first)
     around = Surroundings(keeper=keeper, resume=job.resume, stop=stop, world=world, progress=progress)
     result = _Result(job, model, stored, dtype, world)
     with ExitStack() as stack:  # the log is opened when nothing is left to be refused
@@ -224,9 +226,8 @@ def run_file(output: Path) -> Path:
 _FREE = ("checkpoint_every", "compile", "device", "shard", "activation_checkpointing")
 
 
-def _identity(job: Job, settings: Settings, corpus: Corpus) -> dict[str, Any]:
+def _identity(job: Job, settings: Settings, corpus: Corpus, precision: torch.dtype) -> dict[str, Any]:
     """What has to be the same for a run to be resumed, by the names that its user knows."""
-    precision = choose_precision(settings.dtype, choose_device(settings.device))
     chosen = {"dtype": str(precision).removeprefix("torch."), "weights": job.weights}
     return {
         "CKPT (sha256)": open_checkpoint(job.checkpoint).sha256(),
