@@ -42,6 +42,16 @@ def test_loss_and_gradients(monkeypatch, at_once, rows, taught, biased):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
+def test_many_places_with_one_target_do_not_overflow_in_float16(monkeypatch):
+    """Of a small vocabulary, all places of a batch would be one product, whose sum float16 cannot hold."""
+    monkeypatch.setattr(objective, "LOGITS_AT_ONCE", {"cpu": 1 << 25})
+    states, head = torch.full((1 << 15, 4), 8.0), torch.zeros((61, 4), requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        SummedLoss.apply(states, head, None, torch.zeros(1 << 15, dtype=torch.int64), None, None, None, 0.0).backward()
+    wanted = torch.full((61,), 1 / 61).index_fill(0, torch.tensor(0), 1 / 61 - 1) * 8 * (1 << 15)
+    torch.testing.assert_close(head.grad, wanted[:, None].expand(-1, 4), rtol=1e-2, atol=0)
+
+
 def test_a_head_that_is_shared_with_the_embedding_gets_both_gradients():
     ids, targets = torch.tensor([1, 2, 3]), torch.tensor([2, 3, 4])
     found = []

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -181,12 +182,13 @@ def test_an_overflow_in_float16_costs_one_step_and_no_weight(new, data, monkeypa
     assert all(torch.isfinite(t).all() for t in model.to_state().values())
 
 
-def test_where_compiling_fails_training_goes_on(new, data, monkeypatch):
-    def broken(model):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_where_compiling_fails_training_goes_on(new, data, monkeypatch, at_once):
+    def broken(model, **options):
         def forward(ids):
             raise RuntimeError("no compiler here")
 
-        return forward
+        return forward(None) if at_once else forward
 
     monkeypatch.setattr(torch, "compile", broken)
     found = events_of(new, data, compile=True)
@@ -196,11 +198,51 @@ def test_where_compiling_fails_training_goes_on(new, data, monkeypatch):
     assert found[-1].best < found[-1].before
 
 
+def test_memory_that_runs_out_while_compiling_is_no_failure_of_the_compiler(new, data, monkeypatch):
+    def greedy(model, **options):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    monkeypatch.setattr(torch, "compile", greedy)
+    with pytest.raises(UsageError, match="not enough memory on cpu for 4 windows of 16 tokens"):
+        events_of(new, data, compile=True)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_nothing_is_compiled_while_it_trains(new, nano, data, monkeypatch, taught):
+    """One graph of fixed sizes for each length of windows, made before the first step."""
+    import torch._dynamo
+
+    graphs, made, real = [], [], torch.compile
+
+    def counting(graph, inputs):
+        graphs.append([i for i in inputs if isinstance(i, torch.SymInt)])
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda model, **options: real(model, backend=counting, **options))
+    for event in finetune(load(new), data, **QUICK, compile=True, teacher=load(nano) if taught else None):
+        assert not (isinstance(event, Notice) and "failed" in event.text), event
+        if isinstance(event, Stepped):
+            made.append(len(graphs))
+    assert made[0] > 1
+    assert set(made) == {made[0]}
+    assert graphs == [[]] * len(graphs)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of what the compiler imports
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
+def test_what_is_compiled_learns_the_same(new, data):
+    compiled, plain = (events_of(new, data, compile=compile) for compile in (True, False))
+    assert not [e.text for e in compiled if isinstance(e, Notice) and "failed" in e.text]
+    losses = [[e.loss for e in events if isinstance(e, Stepped)] for events in (compiled, plain)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+
+
 @pytest.mark.parametrize("taught", [False, True])
 def test_compiling_is_tried_with_the_batch_that_is_trained(new, nano, data, monkeypatch, taught):
     seen = []
 
-    def spy(model):
+    def spy(model, **options):
         def forward(ids):
             seen.append((tuple(ids.shape), torch.is_inference_mode_enabled()))
             return model(ids)

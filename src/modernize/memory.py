@@ -5,10 +5,19 @@ import torch
 from modernize.errors import UsageError
 from modernize.events import Settings
 
+_SAID = (
+    "can't allocate memory",  # by the CPU's allocator
+    "CUDA error: out of memory",  # by the driver: a context, or pinned memory
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",  # by NCCL
+)
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the CPU, had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
 
 
 def too_large(settings: Settings, device: torch.device, processes: int) -> UsageError:

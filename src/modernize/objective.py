@@ -10,7 +10,7 @@ in the forward pass, some places at a time, and only gradients of the states and
 idea is that of Hsu et al. 2024, Liger Kernel; with a teacher, its logits too come and go a part at a time.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from modernize.data import IGNORED
 from modernize.devices import autocast
 from modernize.matching import Matching
+from modernize.memory import is_out_of_memory
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 
@@ -85,17 +86,20 @@ class Objective(nn.Module):
             new, old = self.model.states(x).flatten(0, 1), self._taught(x).flatten(0, 1)
         self.matching.look(new, old, y.flatten() != IGNORED)
 
-    def try_trunk(self, ids: Tensor) -> str:
-        """One pass forward and backward with a compiled trunk, as if it had not been; what fails is put back.
+    def compile_trunk(self, shapes: Iterable[tuple[int, int]]) -> str:
+        """Compile the trunk for batches (B, T), each tried forward and backward as if it had not been.
 
-        Gives why it failed, and nothing where it didn't. Raises OutOfMemoryError.
+        Gives why it failed, and nothing where it didn't. Raises what says that there is no memory.
         """
         failure = ""
         try:
-            self(ids, ids).backward()
-        except torch.OutOfMemoryError:
-            raise
+            self.trunk = torch.compile(self.model.states, dynamic=False)  # there are two shapes, and both come often
+            for shape in shapes:
+                ids = torch.zeros(shape, dtype=torch.int64, device=self.model.wte.weight.device)
+                self(ids, ids).backward()
         except Exception as error:  # whatever the compiler raises, training works without it
+            if is_out_of_memory(error):
+                raise
             self.trunk = self.model.states
             failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
         self.model.zero_grad(set_to_none=True)
@@ -143,8 +147,9 @@ class SummedLoss(torch.autograd.Function):
         by_states = torch.empty_like(states)
         by_weight = torch.zeros_like(weight, dtype=wide)
         by_bias = None if bias is None else torch.zeros_like(bias)
-        at_once = _rows_at_once(len(weight), states.device)
-        for block in _parts(0, len(states), max(at_once, ROWS_A_PRODUCT)):
+        at_once = max(1, LOGITS_AT_ONCE.get(states.device.type, LOGITS_AT_ONCE_ELSEWHERE) // len(weight))
+        most = ROWS_A_PRODUCT if narrow == torch.float16 else max(at_once, ROWS_A_PRODUCT)  # float16 sums overflow
+        for block in _parts(0, len(states), most):
             by_logits = torch.empty((len(states[block]), len(weight)), dtype=narrow, device=states.device)
             for rows in _parts(block.start, block.stop, at_once):
                 known = targets[rows] != IGNORED  # (n,)
@@ -189,10 +194,6 @@ def _product_dtype(states: Tensor) -> torch.dtype:
     """The dtype of matrix products: what autocast says where it is on."""
     kind = states.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-
-
-def _rows_at_once(vocab_size: int, device: torch.device) -> int:
-    return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // vocab_size)
 
 
 def _parts(start: int, end: int, size: int) -> Iterator[slice]:

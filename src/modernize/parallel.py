@@ -80,8 +80,8 @@ class World:
         return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
 
     def share(self, batch: Tensor) -> Tensor:
-        """The windows of this process of a batch (B, T)."""
-        return batch[self.rank :: self.size]
+        """The windows of this process of a batch (B, T), with nothing between them."""
+        return batch[self.rank :: self.size].contiguous()
 
 
 @contextlib.contextmanager
@@ -111,17 +111,20 @@ def join(device: DeviceName) -> Iterator[World]:
         distributed.destroy_process_group()
 
 
-def spread(objective: nn.Module, model: ModernGPT, world: World, *, shard: bool) -> nn.Module:
-    """The module to call in place of `objective`, which holds `model`: in every process, or cut up over them."""
+def spread(objective: nn.Module, model: ModernGPT, world: World, device: torch.device, *, shard: bool) -> nn.Module:
+    """The module to call in place of `objective`, which holds `model`: in every process, or cut up over them.
+
+    A model that is cut up may lie on the CPU, from which its parts go to the device.
+    """
     if world.size == 1:
         return objective
     if not shard:
-        device = next(model.parameters()).device
-        return DistributedDataParallel(objective, device_ids=[device.index] if device.type == "cuda" else None)
+        own = next(model.parameters()).device
+        return DistributedDataParallel(objective, device_ids=[own.index] if own.type == "cuda" else None)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    mesh = init_device_mesh(next(model.parameters()).device.type, (world.size,))
+    mesh = init_device_mesh(device.type, (world.size,))
     for block in model.h:
         fully_shard(block, mesh=mesh)
     fully_shard(objective, mesh=mesh)

@@ -66,7 +66,9 @@ class Run:
         self.val = corpus.windows("val", model.block_size, vocab_size=model.vocab_size)
         self.device = choose_device(settings.device)
         self.precision = choose_precision(settings.dtype, self.device, model.config.n_embd)
-        self.model = model.to(device=self.device, dtype=torch.float32)
+        # what is cut up goes to the device a block at a time, and never whole
+        cut = settings.shard and around.world.size > 1
+        self.model = model.to(device="cpu" if cut else self.device, dtype=torch.float32)
         self.model.recompute = settings.activation_checkpointing
         self.teacher = teacher.as_teacher(self.device, self.precision) if teacher is not None else None
         self.warmup = settings.warmup or max(1, settings.steps // 20)
@@ -74,9 +76,7 @@ class Run:
         self.eval_every = settings.eval_every or max(1, settings.steps // checks)
         self.limit = max(1, settings.val_tokens // model.block_size)
         self.objective = Objective(self.model, self.teacher, self.precision)
-        if should_compile(settings.compile, self.device):
-            self.objective.trunk = torch.compile(self.model.states)
-        self.spread = spread(self.objective, self.model, around.world, shard=settings.shard)
+        self.spread = spread(self.objective, self.model, around.world, self.device, shard=cut)
         self.scaler = gradient_scaler(self.device, self.precision)
         self.optimizers: list[Optimizer] = []
         self.lr = settings.lr
@@ -104,7 +104,7 @@ class Run:
         """Steps, validations and saves; gives why it stopped."""
         if self._recovered():
             return "recovered"
-        if self.objective.trunk != self.model.states and self.done < self.settings.steps:
+        if should_compile(self.settings.compile, self.device) and self.done < self.settings.steps:
             yield from self._compile()
         while self.done < self.settings.steps:
             if self.around.world.any(self.around.stop(), self.device):
@@ -177,14 +177,12 @@ class Run:
         matching.renew(self.around.world)
 
     def _compile(self) -> Iterator[Notice]:
-        """Compile before the first step, with a batch of the real size, and go on without where that fails."""
+        """Compile before the first step, for batches of the real sizes, and go on without where that fails."""
         self.model.rope(self.feed.longest, self.device)  # made beforehand, so that the graph only reads the tables
-        for windows in self.feed.windows:
-            count = self.feed.windows_in(windows.context) // self.around.world.size
-            ids = torch.zeros((count, windows.context), dtype=torch.int64, device=self.device)
-            if failure := self.objective.try_trunk(ids):
-                yield Notice(text=f"torch.compile failed ({failure}); training goes on without it")
-                return
+        lengths = [windows.context for windows in self.feed.windows]
+        shapes = [(self.feed.windows_in(length) // self.around.world.size, length) for length in lengths]
+        if failure := self.objective.compile_trunk(shapes):
+            yield Notice(text=f"torch.compile failed ({failure}); training goes on without it")
 
     def _step(self) -> Stepped:
         """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""
@@ -266,7 +264,10 @@ class Run:
         if self.best_state and not loss < self.best:
             return False
         self.best, self.best_reached = loss if math.isfinite(loss) else math.inf, self.reached
-        self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
+        if self.best_state:
+            fill(self.best_state, self.model.to_state())
+        else:
+            self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
         return True
 
     def _give_best(self) -> None:
