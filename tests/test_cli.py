@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 
 import modernize
 
@@ -109,6 +110,28 @@ def test_a_bug_is_exit_one_with_a_traceback(run, nano, monkeypatch):
     assert result.code == 1
     assert "Traceback" in result.err
     assert "error: this is a bug: ZeroDivisionError" in result.err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_memory_that_runs_out_is_no_bug(run, nano, data, monkeypatch, error):
+    def greedy(*_, **__):
+        raise error
+
+    monkeypatch.setattr("modernize.measure.mean_loss", greedy)
+    result = run("eval", nano, "--data", data)
+    assert (result.code, result.out) == (2, "")
+    assert "error: there is not enough memory for this" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_debug_shows_where_an_error_was_raised(run, tmp_path, monkeypatch):

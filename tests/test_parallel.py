@@ -8,10 +8,11 @@ import sys
 import pytest
 import torch
 
+from modernize.errors import ProcessFailed
 from modernize.events import Settings
 from modernize.facts import Facts
 from modernize.loading import load
-from modernize.parallel import World
+from modernize.parallel import World, join
 from modernize.tune import Job, run_file, tune
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo here")
@@ -130,3 +131,57 @@ def test_alone_every_share_is_the_whole():
     assert World(rank=1, size=2).share(batch).tolist() == [[2, 3], [6, 7]]
     assert not World().any(False, torch.device("cpu"))
     assert World().any(True, torch.device("cpu"))
+
+
+ONE_FAILS = """
+import os, sys, time
+import torch
+from modernize.cli import main
+from modernize.run import Run
+
+torch.distributed.destroy_process_group = lambda: time.sleep(1000)  # as NCCL's may, while others wait
+if os.environ["RANK"] == "1":
+    def greedy(self):
+        raise torch.OutOfMemoryError("no memory left")
+    Run._step = greedy
+main()
+"""
+
+
+def test_of_several_processes_one_without_memory_says_so_and_none_waits(new, data, tmp_path):
+    script = tmp_path / "one_fails.py"
+    script.write_text(ONE_FAILS)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
+            "finetune", str(new), "--data", str(data), "--steps", "6", "--batch-size", "4", "--device", "cpu",
+        ],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.count("error: there is not enough memory on cpu for 4 windows of 16 tokens") == 1
+    assert "this is a bug" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"), ProcessFailed),
+        (torch.distributed.DistBackendError("NCCL error: remote process exited"), ProcessFailed),
+        (RuntimeError("shapes cannot be multiplied"), RuntimeError),
+        (torch.OutOfMemoryError("no memory left"), torch.OutOfMemoryError),
+    ],
+)
+def test_a_process_that_others_leave_says_so(monkeypatch, error, wanted):
+    calls = []
+    for name in ("init_process_group", "new_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *a, name=name, **k: calls.append(name))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError if wanted is not ProcessFailed else ProcessFailed) as met, join("cpu"):
+        raise error
+    assert type(met.value) is wanted
+    assert "destroy_process_group" not in calls
+    with join("cpu"):
+        pass
+    assert calls[-1] == "destroy_process_group"

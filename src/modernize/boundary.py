@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from modernize.errors import BadData, ModernizeError, OutputRefused, UnreadableFile, UsageError
+from modernize.errors import BadData, ModernizeError, OutOfMemory, OutputRefused, UnreadableFile, UsageError
 from modernize.interrupts import LAUNCHED
 
 # the root of typer's own usage errors, which typer does not export by name
@@ -39,6 +39,8 @@ def run(app: typer.Typer) -> NoReturn:
         code = UsageError.exit_code
     except (typer.Abort, KeyboardInterrupt):
         code = 130
+    except SystemExit as left:
+        code = left.code
     except OSError as error:  # of the machine and not of the program: permissions, names, a full disk
         if debug:
             _print_traceback()
@@ -47,10 +49,35 @@ def run(app: typer.Typer) -> NoReturn:
         _say(failed(f"{about}{error.strerror or error}", hint="check the name, the permissions and the space there"))
         code = failed.exit_code
     except Exception as error:
-        _print_traceback()
-        _say(ModernizeError(f"this is a bug: {type(error).__name__}", hint="please report it with the lines above"))
-        code = ModernizeError.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+        if debug or not _out_of_memory(error):
+            _print_traceback()
+        if _out_of_memory(error):
+            failure: ModernizeError = OutOfMemory(
+                "there is not enough memory for this", hint="where that was a GPU's, try --device cpu"
+            )
+        else:
+            failure = ModernizeError(
+                f"this is a bug: {type(error).__name__}", hint="please report it with the lines above"
+            )
+        _say(failure)
+        code = failure.exit_code
+    _leave(code if isinstance(code, int) else 0)
+
+
+def _leave(code: int) -> NoReturn:
+    if code and LAUNCHED in os.environ:  # others may wait for this process, and it would wait for them while it ends
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from modernize.memory import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _open_streams() -> None:
@@ -68,7 +95,8 @@ def _open_streams() -> None:
 
 def _say(error: ModernizeError) -> None:
     rank = os.environ.get("RANK", "0") if LAUNCHED in os.environ else "0"
-    if rank != "0" and isinstance(error, UsageError | OutputRefused | BadData):
+    met_by_all = isinstance(error, UsageError | OutputRefused | BadData) and not isinstance(error, OutOfMemory)
+    if rank != "0" and met_by_all:
         return  # of several processes the first says what all have met; the rest may have happened to one
     from modernize.console import Output
 

@@ -1,7 +1,9 @@
 """Every error that a user can cause, as one tree.
 
     ModernizeError              1  a sentence, a hint, an exit code
+    ├── ProcessFailed           1  one of several processes failed, and this one cannot go on without it
     ├── UsageError              2  an option that does not fit
+    │   └── OutOfMemory            a batch, or a model, that this device has not the memory for
     ├── InputRefused            3  the input cannot or must not be used
     │   ├── UnreadableFile         missing, damaged, or another kind of file
     │   ├── UnsafeFile             holds objects that only running code could rebuild
@@ -36,6 +38,14 @@ class UsageError(ModernizeError):
     """An option, or a combination of options, that does not fit."""
 
     exit_code = 2
+
+
+class OutOfMemory(UsageError):
+    """Memory that ran out, which of several processes may happen to one."""
+
+
+class ProcessFailed(ModernizeError):
+    """Another of several processes failed or left, which says why itself."""
 
 
 class InputRefused(ModernizeError):

@@ -2,7 +2,7 @@
 
 import torch
 
-from modernize.errors import UsageError
+from modernize.errors import OutOfMemory
 from modernize.events import Settings
 
 _SAID = (
@@ -20,7 +20,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
 
 
-def too_large(settings: Settings, device: torch.device, processes: int) -> UsageError:
+def too_large(settings: Settings, device: torch.device, processes: int) -> OutOfMemory:
     """Of a step: half the batch is offered, gone through twice as often, or shorter windows where there is no half."""
     half = settings.batch_size // 2 // processes * processes
     smaller = (
@@ -28,7 +28,7 @@ def too_large(settings: Settings, device: torch.device, processes: int) -> Usage
         if half
         else f"--block-size {max(1, settings.block_size // 2)}"
     )
-    return UsageError(
+    return OutOfMemory(
         f"there is not enough memory on {device.type} for {settings.batch_size} windows of "
         f"{settings.block_size} tokens",
         hint=f"try {smaller}, or --activation-checkpointing",

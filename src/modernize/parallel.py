@@ -16,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modernize.choices import DeviceName
 from modernize.devices import choose_device
-from modernize.errors import UsageError
+from modernize.errors import ProcessFailed, UsageError
 from modernize.model import ModernGPT
 from modernize.spec import State
 
+_LEFT = ("Connection closed by peer", "Connection reset by peer")  # as gloo says it
 LONGEST_WAIT = timedelta(days=1)  # for text that is tokenized; the launcher ends all when one process is gone
 
 
@@ -88,7 +89,7 @@ class World:
 def join(device: DeviceName) -> Iterator[World]:
     """Join the processes that torchrun started, or be alone.
 
-    Raises UsageError where a machine has fewer GPUs than processes.
+    Raises UsageError where a machine has fewer GPUs than processes, ProcessFailed where another of them has left.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World()
@@ -107,8 +108,13 @@ def join(device: DeviceName) -> Iterator[World]:
     distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
         yield replace(world, patient=distributed.new_group(backend="gloo", timeout=LONGEST_WAIT))
-    finally:
-        distributed.destroy_process_group()
+    except RuntimeError as error:  # the group is left as it is: to take it down would wait for those who wait for us
+        if isinstance(error, distributed.DistError) or any(words in str(error) for words in _LEFT):
+            raise ProcessFailed(
+                "another of the processes has failed, so this one stops", hint="see what that one says"
+            ) from error
+        raise
+    distributed.destroy_process_group()
 
 
 def spread(objective: nn.Module, model: ModernGPT, world: World, device: torch.device, *, shard: bool) -> nn.Module:

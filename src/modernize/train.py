@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modernize.data import Corpus
-from modernize.errors import BadData, UsageError
+from modernize.errors import BadData, OutOfMemory, UsageError
 from modernize.events import Event, Settings
 from modernize.feed import longest_window
 from modernize.loading import Model
@@ -71,7 +71,7 @@ def finetune(
         run = Run(model, corpus, teacher, chosen, around)
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise UsageError(
+            raise OutOfMemory(
                 "the models do not fit into the memory of the device",
                 hint="use --shard on more devices, or --device cpu",
             ) from error
