@@ -18,6 +18,14 @@ ROOT = Path(__file__).parent.parent
 CHECKPOINTS = Path(os.environ.get("MODERNIZE_CHECKPOINTS", ROOT.parent / "shared" / "checkpoints"))
 
 
+@pytest.fixture(autouse=True)
+def _no_gpu(request, monkeypatch):
+    """What isn't for a GPU is for the CPU, also on a machine that has one."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of other processes; this one must not have asked yet
+
+
 @dataclass
 class Result:
     code: int

@@ -1,10 +1,15 @@
 """Choices of device and precision, also for devices that are not here; and what runs only where CUDA is."""
 
 import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from torch.utils import backend_registration
 
 from modernize import devices
 from modernize.errors import UsageError
@@ -119,7 +124,59 @@ def test_transfer_pins_for_cuda_alone():
     assert devices.transfer(Spy(), CPU).calls == [("cpu", {})]
 
 
-@pytest.mark.gpu
+@pytest.fixture
+def on_card():
+    """Run command lines on the simulated device of `card.py`, in a process of their own: code, out, err of each."""
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch takes no device that is written in Python")
+
+    def call(*lines):
+        asked = "".join(json.dumps([str(word) for word in line]) + "\n" for line in lines)
+        script = Path(__file__).parent / "card.py"
+        done = subprocess.run([sys.executable, script], input=asked, capture_output=True, text=True, check=False)
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        assert len(found) == len(lines), done.stderr
+        assert not any(each["code"] for each in found), found
+        return found
+
+    return call
+
+
+def test_every_command_works_on_a_device_that_is_not_the_cpu(on_card, run, nano, data, tmp_path):
+    """Nothing there is mixed with what is on the CPU, and numbers are the same."""
+
+    def lines(folder):
+        folder.mkdir()
+        start, new, tuned = (folder / f"{name}.safetensors" for name in ("start", "new", "tuned"))
+        train = ("--data", data, "--teacher", nano, "--steps", 4, "--eval-every", 2, "--json")
+        return [
+            ("convert", nano, start, "--calibrate", data, "--json"),
+            ("convert", nano, new, "--init", "reset"),
+            ("finetune", new, *train, "--checkpoint-every", 2, "--grad-accum", 2, "-o", tuned),
+            ("finetune", start, *train, "--activation-checkpointing", "--optimizer", "adamw"),
+            ("eval", nano, "--data", data, "--json"),
+            ("compare", nano, start, "--data", data, "--json"),
+            ("sample", start, "--prompt-ids", "1,2", "--tokens", 40),
+        ]
+
+    for line, there in zip(lines(tmp_path / "cpu"), on_card(*lines(tmp_path / "card")), strict=True):
+        here = run(*line)
+        assert here.code == 0, here.err
+        if "--json" not in line:
+            assert there["out"].replace("/card/", "/cpu/") == here.out
+            continue
+        losses = [answer.get("loss") or answer["calibration"] for answer in (here.json, json.loads(there["out"]))]
+        if isinstance(losses[0], dict):
+            losses = [[part for _, part in sorted(each.items()) if isinstance(part, float)] for each in losses]
+        assert losses[1] == pytest.approx(losses[0], abs=1e-3), line  # attention sums there in another order
+
+
+GPU = pytest.mark.gpu
+COMPILER_WARNS = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of what the compiler imports
+
+
+@GPU
+@COMPILER_WARNS
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_finetune_on_cuda(run, nano, tmp_path, dtype, compiled):
@@ -127,7 +184,7 @@ def test_finetune_on_cuda(run, nano, tmp_path, dtype, compiled):
         pytest.skip("no CUDA device here")
     data = tiny.write_bin(tmp_path / "data", tiny.spec())
     new = tmp_path / "new.safetensors"
-    run("convert", nano, new)
+    assert run("convert", nano, new).code == 0
     flag = "--compile" if compiled else "--no-compile"
     result = run(
         "finetune",
@@ -146,11 +203,13 @@ def test_finetune_on_cuda(run, nano, tmp_path, dtype, compiled):
         "--json",
     )
     assert result.code == 0, result.err
+    assert "torch.compile failed" not in result.err
     assert result.json["device"] == "cuda"
     assert result.json["loss"]["best"] < result.json["loss"]["before"]
 
 
-@pytest.mark.gpu
+@GPU
+@COMPILER_WARNS
 def test_a_run_is_resumed_on_cuda(run, nano, tmp_path):
     """As a run that was killed at step 12, after its save at step 10."""
     if not torch.cuda.is_available():
@@ -176,7 +235,8 @@ def test_a_run_is_resumed_on_cuda(run, nano, tmp_path):
     assert not saved.exists()
 
 
-@pytest.mark.gpu
+@GPU
+@COMPILER_WARNS
 def test_a_batch_that_does_not_fit_on_cuda(run, nano, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
@@ -194,10 +254,23 @@ def test_a_batch_that_does_not_fit_on_cuda(run, nano, tmp_path):
     assert "--batch-size 50000 --grad-accum 2" in found.err
 
 
-@pytest.mark.gpu
+@GPU
 def test_losses_on_cuda_are_those_on_the_cpu(run, nano, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     data = tiny.write_bin(tmp_path / "data", tiny.spec())
     losses = [run("eval", nano, "--data", data, "--device", d, "--json").json["loss"] for d in ("cpu", "cuda")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+
+
+@GPU
+def test_a_conversion_on_cuda_gives_the_same_bytes_and_a_loss_as_on_the_cpu(run, nano, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    data = tiny.write_bin(tmp_path / "data", tiny.spec())
+    files = [tmp_path / f"{name}.safetensors" for name in ("once", "again", "cpu")]
+    for file, device in zip(files, ("cuda", "cuda", "cpu"), strict=True):
+        assert run("convert", nano, file, "--calibrate", data, "--device", device).code == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    losses = [run("eval", file, "--data", data, "--device", "cpu", "--json").json["loss"] for file in files[1:]]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-2)

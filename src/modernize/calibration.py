@@ -18,7 +18,7 @@ from modernize.choices import Effort as EffortName
 from modernize.data import IGNORED, Corpus, Windows, windows
 from modernize.errors import BadTensors
 from modernize.loading import Model
-from modernize.measure import LOGITS_AT_ONCE, token_losses
+from modernize.measure import token_losses, windows_at_once
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.progress import Stages, unseen
@@ -155,7 +155,7 @@ def sequences_of(context: int) -> tuple[int, int]:
 def text_loss(model: Model, text: Text) -> float:
     """Mean loss of a model on held-out text."""
     ids, targets = text.ids[text.fitted :], text.targets[text.fitted :]
-    at_once = max(1, LOGITS_AT_ONCE // (ids.shape[1] * model.vocab_size))
+    at_once = windows_at_once(ids.shape[1], model.vocab_size, ids.device)
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
         for x, y in zip(torch.split(ids, at_once), torch.split(targets, at_once), strict=True):

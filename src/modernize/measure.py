@@ -22,7 +22,8 @@ from modernize.old import OldGPT
 from modernize.progress import Progress, silent
 from modernize.tokenizer import Tokenizer, find_tokenizer
 
-LOGITS_AT_ONCE = 1 << 24  # numbers, 64 MB in float32
+LOGITS_AT_ONCE = {"cpu": 1 << 24}  # numbers, 64 MB in float32
+LOGITS_AT_ONCE_ELSEWHERE = 1 << 27  # 512 MB, a few windows of GPT-2's: one alone would leave a GPU waiting for work
 BUCKETS = 8  # ranges of positions that a comparison tells apart
 MULTIPLES = (2, 4)  # of the trained context, past which a comparison looks
 
@@ -191,9 +192,14 @@ def parameters(model: Model) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def batch_size(ids: Windows) -> int:
+def windows_at_once(context: int, vocab_size: int, device: torch.device) -> int:
     """Windows whose logits fit into memory at once."""
-    return max(1, min(256, LOGITS_AT_ONCE // (ids.context * ids.vocab_size)))
+    return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // (context * vocab_size))
+
+
+def batch_size(ids: Windows, device: torch.device) -> int:
+    """Windows that are looked at together."""
+    return min(256, windows_at_once(ids.context, ids.vocab_size, device))
 
 
 def mean_loss(
@@ -205,11 +211,11 @@ def mean_loss(
     progress: Progress = silent,
 ) -> Evaluation:
     """Mean loss over all windows, or the first `limit`, of a model, or of what gives logits on a device."""
-    device = next(model.parameters()).device if isinstance(model, nn.Module) else device
+    device = next(model.parameters()).device if isinstance(model, nn.Module) else device or torch.device("cpu")
     total, tokens, done = 0.0, 0, 0
     count = min(len(ids), limit) if limit else len(ids)
     with torch.no_grad():  # not inference mode, whose tensors a sharded model cannot train with afterwards
-        for inputs, targets in ids.batches(batch_size(ids), limit=limit):
+        for inputs, targets in ids.batches(batch_size(ids, device), limit=limit):
             y = torch.from_numpy(targets).to(device)  # (B, T)
             losses = token_losses(model(torch.from_numpy(inputs).to(device)), y)  # (B, T)
             total += losses.cpu().double().sum().item()  # on the CPU, since MPS has no float64
@@ -252,7 +258,7 @@ def _side_by_side(old: Model, new: Model, ids: Windows, progress: Progress) -> _
     sums = {name: torch.zeros(ids.context, dtype=torch.float64) for name in ("old", "new", "kl", "agree", "count")}
     done = 0
     with torch.inference_mode():
-        for inputs, targets in ids.batches(max(1, batch_size(ids) // 2)):
+        for inputs, targets in ids.batches(max(1, batch_size(ids, device) // 2)):
             x, y = torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)  # (B, T)
             a, b = old(x).float(), new(x).float()  # (B, T, vocab)
             log_a, log_b = a.log_softmax(-1), b.log_softmax(-1)

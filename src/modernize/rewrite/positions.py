@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,10 @@ def normal_equations(p: Tensor, missing: Tensor, cos: Tensor, sin: Tensor) -> No
 def sum_by_distance(of: Tensor) -> Tensor:
     """Sums over diagonals, (n_head, T, T) -> (n_head, T): entry Δ holds all i − j = Δ; above the diagonal nothing."""
     heads, length, _ = of.shape
-    places = torch.arange(length, device=of.device)
-    distance = (places[:, None] - places).clamp(min=0).flatten()
-    return torch.zeros((heads, length), dtype=of.dtype, device=of.device).index_add_(1, distance, of.tril().flatten(1))
+    wide = 2 * length - 1
+    # rows that are one longer than the matrix is wide make columns of diagonals; sums of columns have a fixed order
+    rows = F.pad(of.tril().flip(-1), (0, length)).flatten(1)[:, : length * wide].view(heads, length, wide)
+    return rows.sum(1)[:, length - 1 :]
 
 
 def fit_pairs(normal: Normal, pairs: int, ridge: float) -> Tensor:
