@@ -5,17 +5,50 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from modernize.errors import ProcessFailed
+from modernize.boundary import _is_told_here
+from modernize.data import IGNORED, Corpus
+from modernize.errors import (
+    BadData,
+    ModernizeError,
+    NotCompiled,
+    OutOfMemory,
+    OutputRefused,
+    ProcessFailed,
+    TrainingStopped,
+    UnreadableFile,
+    UsageError,
+)
 from modernize.events import Settings
 from modernize.facts import Facts
+from modernize.feed import Feed
 from modernize.loading import load
 from modernize.parallel import World, join
+from modernize.run import Run
 from modernize.tune import Job, run_file, tune
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo here")
+
+
+def job_of(new, nano, data, output, *, log=None, **settings):
+    return Job(
+        checkpoint=new,
+        data=str(data),
+        output=output,
+        teacher=nano,
+        tokenizer=None,
+        data_dtype="uint16",
+        facts=Facts(),
+        weights="model",
+        log=log,
+        plot=None,
+        force=False,
+        resume=False,
+        settings=Settings(batch_size=4, device="cpu", **settings),
+    )
 
 
 @pytest.fixture
@@ -47,12 +80,12 @@ def finetune(new, nano, data, tmp_path):
 @pytest.mark.parametrize(
     ("options", "close"),
     [
-        (("--optimizer", "adamw"), 1e-5),
+        (("--optimizer", "adamw", "--batch-size", "5"), 1e-5),
         (("--optimizer", "adamw", "--grad-accum", "2"), 1e-5),
         (("--optimizer", "adamw", "--grad-accum", "2", "--shard"), 1e-5),
         (("--shard",), 2e-4),  # Muon orthogonalises in bfloat16, and parts are summed in another order
     ],
-    ids=["ddp", "ddp, two batches", "shard, two batches", "shard with muon"],
+    ids=["ddp, an odd batch", "ddp, two batches", "shard, two batches", "shard with muon"],
 )
 def test_two_processes_do_what_one_does(finetune, tmp_path, options, close):
     report, losses, weights = finetune("one", *options, processes=1)
@@ -71,21 +104,7 @@ def test_two_processes_do_what_one_does(finetune, tmp_path, options, close):
 def test_a_run_of_one_process_is_resumed_by_two(finetune, new, nano, data, tmp_path):
     _, losses, _ = finetune("one", processes=1)
     asked = iter([False] * 4 + [True] * 100)
-    job = Job(
-        checkpoint=new,
-        data=str(data),
-        output=tmp_path / "two.safetensors",
-        teacher=nano,
-        tokenizer=None,
-        data_dtype="uint16",
-        facts=Facts(),
-        weights="model",
-        log=tmp_path / "two.jsonl",
-        plot=None,
-        force=False,
-        resume=False,
-        settings=Settings(steps=6, eval_every=3, batch_size=4, device="cpu"),
-    )
+    job = job_of(new, nano, data, tmp_path / "two.safetensors", log=tmp_path / "two.jsonl", steps=6, eval_every=3)
     assert list(tune(job, stop=lambda: next(asked)))[-1].finished.steps == 4
     _, shared, _ = finetune("two", "--shard", "--resume", processes=2)
     assert shared == pytest.approx(losses, abs=2e-4)
@@ -114,9 +133,68 @@ def test_a_signal_to_the_launcher_saves_the_run_once(new, data, tmp_path):
 
 
 def test_a_batch_that_cannot_be_shared_is_refused_once(finetune):
-    said = finetune("odd", "--batch-size", "3", processes=2, code=2)
-    assert said.count("error: a batch of 3 windows cannot be shared evenly by 2 processes") == 1
-    assert "--batch-size 4" in said
+    said = finetune("odd", "--batch-size", "1", processes=2, code=2)
+    assert said.count("error: a batch of 1 windows is too small to be shared by 2 processes") == 1
+    assert "--batch-size 2" in said
+
+
+@pytest.mark.parametrize("processes", [2, 3, 5])
+def test_what_is_drawn_does_not_depend_on_how_many_share_it(processes):
+    corpus = Corpus(name="ids", train=np.arange(1, 400), val=np.arange(1, 40))
+    settings = Settings(batch_size=9, block_size=8, target_context=20)
+    alone, shared = (Feed.of(corpus, settings, vocab_size=400, processes=count) for count in (1, processes))
+    lengths = set()
+    for _ in range(30):
+        (x, y), (padded_x, padded_y) = alone.draw(1)[0], shared.draw(1)[0]
+        lengths.add((len(x), x.shape[1]))
+        assert len(padded_x) == len(padded_y) == processes * shared.windows_each(x.shape[1])
+        assert np.array_equal(padded_x[: len(x)], x)
+        assert np.array_equal(padded_y[: len(y)], y)
+        assert (padded_y[len(y) :] == IGNORED).all()
+    assert lengths == {(9, 8), (3, 20)}
+
+
+@pytest.mark.parametrize(
+    ("error", "rank", "local", "told"),
+    [
+        (UsageError, 1, 1, False),
+        (OutOfMemory, 1, 1, True),
+        (NotCompiled, 1, 1, True),
+        (ModernizeError, 1, 1, True),
+        (ProcessFailed, 1, 1, False),
+        (TrainingStopped, 1, 1, False),
+        (TrainingStopped, 0, 0, True),
+        (OutputRefused, 8, 0, False),
+        (BadData, 8, 0, False),
+        (UnreadableFile, 8, 0, True),
+        (UnreadableFile, 9, 1, False),
+    ],
+)
+def test_which_of_several_processes_tells_an_error(monkeypatch, error, rank, local, told):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    assert _is_told_here(error("so it is", hint="do that")) is told
+
+
+def test_what_is_left_of_a_run_is_written_before_any_process_leaves(new, nano, data, tmp_path, monkeypatch):
+    order = []
+
+    class Two(World):
+        def wait(self):
+            order.append("waited")
+
+    def spoil(self, loss):
+        if self.done == 3:
+            raise TrainingStopped("step 4: the loss is not a finite number", hint="try less")
+        return update(self, loss)
+
+    update = Run._update
+    monkeypatch.setattr(Run, "_update", spoil)
+    monkeypatch.setattr("modernize.tune.write_tensors", lambda *a: order.append("written"))
+    job = job_of(new, nano, data, tmp_path / "out.safetensors", steps=6, eval_every=1, lr=1e-4)
+    with pytest.raises(TrainingStopped, match="has the weights of step"):
+        list(tune(job, world=Two()))
+    assert order[-2:] == ["written", "waited"]
 
 
 def test_data_that_is_not_there_is_told_once(finetune):

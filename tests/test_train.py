@@ -13,7 +13,7 @@ from safetensors import safe_open
 import modernize
 from modernize.data import load_corpus
 from modernize.devices import choose_device
-from modernize.errors import BadData, TrainingStopped, UsageError
+from modernize.errors import BadData, NotCompiled, TrainingStopped, UsageError
 from modernize.events import Finished, Notice, Settings, Started, Stepped, Validated
 from modernize.loading import load
 from modernize.measure import token_losses
@@ -196,6 +196,20 @@ def test_where_compiling_fails_training_goes_on(new, data, monkeypatch, at_once)
         "torch.compile failed (RuntimeError: no compiler here); training goes on without it"
     ]
     assert found[-1].best < found[-1].before
+
+
+def test_a_compiler_that_fails_where_parts_are_away_ends_the_run(new, data, monkeypatch):
+    monkeypatch.setattr("modernize.run.is_cut", lambda model: True)
+    monkeypatch.setattr(torch, "compile", lambda model, **options: None)
+    with pytest.raises(NotCompiled, match=r"torch\.compile failed") as met:
+        events_of(new, data, compile=True)
+    assert met.value.hint == "use --no-compile"
+
+
+def test_a_batch_of_more_tokens_than_anybody_means_is_refused(new, data):
+    with pytest.raises(UsageError, match="a batch of 100,000,000 windows has 1,600,000,000 tokens") as met:
+        events_of(new, data, batch_size=100_000_000)
+    assert met.value.hint == "use --batch-size 1048576"
 
 
 def test_memory_that_runs_out_while_compiling_is_no_failure_of_the_compiler(new, data, monkeypatch):

@@ -13,7 +13,16 @@ from typing import NoReturn
 
 import typer
 
-from modernize.errors import BadData, ModernizeError, OutOfMemory, OutputRefused, UnreadableFile, UsageError
+from modernize.errors import (
+    BadData,
+    InputRefused,
+    ModernizeError,
+    NotCompiled,
+    OutOfMemory,
+    OutputRefused,
+    UnreadableFile,
+    UsageError,
+)
 from modernize.interrupts import LAUNCHED
 
 # the root of typer's own usage errors, which typer does not export by name
@@ -94,13 +103,21 @@ def _open_streams() -> None:
 
 
 def _say(error: ModernizeError) -> None:
-    rank = os.environ.get("RANK", "0") if LAUNCHED in os.environ else "0"
-    met_by_all = isinstance(error, UsageError | OutputRefused | BadData) and not isinstance(error, OutOfMemory)
-    if rank != "0" and met_by_all:
-        return  # of several processes the first says what all have met; the rest may have happened to one
+    if LAUNCHED in os.environ and not _is_told_here(error):
+        return
     from modernize.console import Output
 
     Output().error(error)
+
+
+def _is_told_here(error: ModernizeError) -> bool:
+    """Of several processes the first says what all have met, or the first of a machine; what may have happened to one
+    is said by that one.
+    """
+    if isinstance(error, OutOfMemory | NotCompiled) or type(error) is ModernizeError:
+        return True
+    of_files = isinstance(error, InputRefused) and not isinstance(error, BadData)
+    return os.environ.get("LOCAL_RANK" if of_files else "RANK", "0") == "0"
 
 
 def _print_traceback() -> None:

@@ -3,7 +3,8 @@
     ModernizeError              1  a sentence, a hint, an exit code
     ├── ProcessFailed           1  one of several processes failed, and this one cannot go on without it
     ├── UsageError              2  an option that does not fit
-    │   └── OutOfMemory            a batch, or a model, that this device has not the memory for
+    │   ├── OutOfMemory            a batch, or a model, that this device has not the memory for
+    │   └── NotCompiled            torch.compile failed where training cannot go on without it
     ├── InputRefused            3  the input cannot or must not be used
     │   ├── UnreadableFile         missing, damaged, or another kind of file
     │   ├── UnsafeFile             holds objects that only running code could rebuild
@@ -42,6 +43,10 @@ class UsageError(ModernizeError):
 
 class OutOfMemory(UsageError):
     """Memory that ran out, which of several processes may happen to one."""
+
+
+class NotCompiled(UsageError):
+    """A compiler that failed, perhaps in one of several processes, after which they no longer agree."""
 
 
 class ProcessFailed(ModernizeError):

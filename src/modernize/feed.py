@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from modernize.data import Corpus, Windows
+from modernize.data import IGNORED, Corpus, Windows
 from modernize.events import Settings
 
 SHARE = 0.8  # of the updates, for the short windows
@@ -20,7 +20,8 @@ SHARE = 0.8  # of the updates, for the short windows
 class Feed:
     """Windows of each length, the shorter first, and how many of those make a batch.
 
-    A batch is shared by `processes`, so it holds a multiple of them.
+    A batch is shared by `processes`. What is drawn doesn't depend on how many there are: where it can't be shared
+    evenly, windows in which nothing is predicted fill it up.
     """
 
     windows: tuple[Windows, ...]
@@ -54,13 +55,23 @@ class Feed:
         chosen = self.shortest
         if len(self.windows) > 1 and self.random.random() >= SHARE:
             chosen = self.windows[-1]
-        count = self.windows_in(chosen.context)
-        return [chosen.draw(self.random, count) for _ in range(batches)]
+        return [self._batch(chosen, self.random) for _ in range(batches)]
 
-    def windows_in(self, context: int) -> int:
-        """Windows of this length in a batch of all processes: one for each at least, even where that is more tokens."""
-        each = self.batch * self.shortest.context // (context * self.processes)
-        return max(1, each) * self.processes
+    def of_shortest(self, random: np.random.Generator) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
+        """Inputs and targets of a batch of the shortest windows, by another generator than the run's own."""
+        return self._batch(self.shortest, random)
+
+    def _batch(self, windows: Windows, random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        inputs, targets = windows.draw(random, self._count(windows.context))
+        more = ((0, self.windows_each(windows.context) * self.processes - len(inputs)), (0, 0))
+        return np.pad(inputs, more), np.pad(targets, more, constant_values=IGNORED)
+
+    def _count(self, context: int) -> int:
+        return max(1, self.batch * self.shortest.context // context)
+
+    def windows_each(self, context: int) -> int:
+        """Windows of this length in a batch, for each process."""
+        return -(-self._count(context) // self.processes)
 
 
 def longest_window(corpus: Corpus, wanted: int) -> int:

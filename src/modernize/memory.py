@@ -22,7 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def too_large(settings: Settings, device: torch.device, processes: int) -> OutOfMemory:
     """Of a step: half the batch is offered, gone through twice as often, or shorter windows where there is no half."""
-    half = settings.batch_size // 2 // processes * processes
+    half = settings.batch_size // 2 if settings.batch_size // 2 >= processes else 0
     smaller = (
         f"--batch-size {half} --grad-accum {2 * settings.grad_accum}"
         if half

@@ -24,7 +24,7 @@ from modernize.devices import (
     should_compile,
     transfer,
 )
-from modernize.errors import TrainingStopped, UsageError
+from modernize.errors import NotCompiled, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Saved, Settings, Started, Stepped, Stopped, Validated
 from modernize.feed import Feed
 from modernize.measure import mean_loss
@@ -171,7 +171,7 @@ class Run:
         """Draw the states to the teacher's too. The first map is made of a whole update, and of enough to be one."""
         matching, random, looked, seen = self.objective.match(), np.random.default_rng(self.settings.seed), 0, 0
         while looked < self.settings.grad_accum or (seen < LOOKS * matching.map.shape[0] and looked < MOST_LOOKS):
-            batch = self.feed.shortest.draw(random, self.settings.batch_size)
+            batch = self.feed.of_shortest(random)
             self.objective.look(*self._shared(batch))
             looked, seen = looked + 1, seen + int((batch[1] != IGNORED).sum())
         matching.renew(self.around.world)
@@ -180,9 +180,12 @@ class Run:
         """Compile before the first step, for batches of the real sizes, and go on without where that fails."""
         self.model.rope(self.feed.longest, self.device)  # made beforehand, so that the graph only reads the tables
         lengths = [windows.context for windows in self.feed.windows]
-        shapes = [(self.feed.windows_in(length) // self.around.world.size, length) for length in lengths]
-        if failure := self.objective.compile_trunk(shapes):
-            yield Notice(text=f"torch.compile failed ({failure}); training goes on without it")
+        failure = self.objective.compile_trunk([(self.feed.windows_each(length), length) for length in lengths])
+        if failure and is_cut(self.model):  # parts of it are away, and other processes wait for them
+            raise NotCompiled(f"torch.compile failed ({failure})", hint="use --no-compile")
+        if self.around.world.any(bool(failure), self.device):
+            self.objective.trunk = self.model.states
+            yield Notice(text=f"torch.compile failed ({failure or 'in another process'}); training goes on without it")
 
     def _step(self) -> Stepped:
         """One update from `grad_accum` batches. Raises TrainingStopped before a bad one."""

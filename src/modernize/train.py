@@ -25,6 +25,7 @@ from modernize.tokenizer import Tokenizer
 
 TOKENS_A_STEP = 2048  # of the default batch, and never fewer than FEWEST_WINDOWS windows
 FEWEST_WINDOWS = 8
+MOST_TOKENS = 1 << 24  # of a batch; more would be a slip of the hand, found out when memory is full
 TARGET = 2  # contexts of the old model, that the longest window has
 
 
@@ -97,9 +98,8 @@ def _within(settings: Settings, corpus: Corpus, model: ModernGPT) -> Settings:
 
 
 def default_batch_size(block_size: int, processes: int = 1) -> int:
-    """Windows a step: about TOKENS_A_STEP tokens, and as many for each process."""
-    windows = max(FEWEST_WINDOWS, TOKENS_A_STEP // block_size)
-    return -(-windows // processes) * processes
+    """Windows a step: about TOKENS_A_STEP tokens, however many processes share them, but one for each at least."""
+    return max(FEWEST_WINDOWS, TOKENS_A_STEP // block_size, processes)
 
 
 def check_settings(settings: Settings, model: ModernGPT, teacher: OldGPT | None, world: World) -> Settings:
@@ -116,10 +116,15 @@ def check_settings(settings: Settings, model: ModernGPT, teacher: OldGPT | None,
         raise UsageError(
             "--until-recovered needs the old model, whose loss is to be reached", hint="give it: --teacher OLD"
         )
-    if batch % world.size:
+    if batch < world.size:
         raise UsageError(
-            f"a batch of {batch} windows cannot be shared evenly by {world.size} processes",
-            hint=f"use --batch-size {-(-batch // world.size) * world.size}",
+            f"a batch of {batch} windows is too small to be shared by {world.size} processes",
+            hint=f"use --batch-size {world.size}",
+        )
+    if batch * block > MOST_TOKENS:
+        raise UsageError(
+            f"a batch of {batch:,} windows has {batch * block:,} tokens, and {MOST_TOKENS:,} are the most",
+            hint=f"use --batch-size {max(1, MOST_TOKENS // block)}",
         )
     if settings.shard and settings.dtype == "float16":
         raise UsageError("--shard and --dtype float16 don't go together", hint="use --dtype bfloat16")

@@ -212,6 +212,7 @@ class _Result:
             ),
             history,
         )
+        self.world.wait()  # the launcher ends all when one has left, also the one that writes
         return TrainingStopped(
             f"{error.sentence}; {self.job.output} has the weights of step {best['step']}", hint=error.hint
         )
