@@ -13,7 +13,7 @@ ORDER = (
     ("errors", "choices", "progress", "ahead"),
     ("spec", "events", "whole"),
     ("checkpoint",),
-    ("stored", "hashing"),
+    ("stored", "hashing", "alone"),
     ("dialects",),
     ("facts", "unwrap", "strangers", "outline", "masks"),
     ("misfit",),

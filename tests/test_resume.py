@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 import modernize
-from modernize.errors import OutputRefused, TrainingStopped, UsageError
+from modernize.errors import OutputRefused, TrainingStopped, UnreadableFile, UsageError
 from modernize.events import Notice, Saved, Settings, Started, Stepped
 from modernize.facts import Facts
 from modernize.interrupts import caught
@@ -122,9 +122,9 @@ def test_saving_changes_nothing(job):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"lr": 1e-3}, "--lr is 0.001, and was 0.0 "),
+        ({"lr": 1e-3}, "--lr is 0.001, and was left out "),
         ({"steps": 13}, "--steps is 13, and was 12 "),
-        ({"taught": False}, "--teacher"),
+        ({"taught": False}, r"--teacher \(sha256\) is left out, and was [0-9a-f]{12}"),
     ],
     ids=str,
 )
@@ -186,6 +186,93 @@ def test_nothing_to_resume_is_a_beginning(job):
     found = list(tune(job(resume=True)))
     assert any("begins at the beginning" in event.text for event in found if isinstance(event, Notice))
     assert isinstance(found[-1], Tuned)
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_anew_with_its_log(job, tmp_path):
+    for event in tune(job()):
+        if isinstance(event, Stepped) and event.step == 2:
+            break
+    assert job().log.exists()
+    assert end_of(tune(job(resume=True))).steps == 12
+    rows = [json.loads(line) for line in job().log.read_text().splitlines()]
+    assert [row["step"] for row in rows if row["event"] == "stepped"] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("of_whom", ["another run", "nobody", "a finished one"])
+def test_a_log_that_this_run_did_not_begin_is_kept(job, of_whom):
+    other = job("other" if of_whom == "another run" else "out")
+    if of_whom == "nobody":
+        other.log.write_text('{"event": 1}\n[]\n')
+    else:
+        end_of(tune(other))
+    before = other.log.read_bytes()
+    with pytest.raises(OutputRefused, match="exists already"):
+        end_of(tune(replace(job(resume=True), log=other.log)))
+    assert other.log.read_bytes() == before
+
+
+def test_what_was_told_of_a_save_is_in_the_log_of_the_run_that_goes_on(job):
+    options = {"checkpoint_every": 3}
+    end_of(tune(job("whole", **options)))
+    end_of(tune(job(**options), stop=stop_before(7)))
+    end_of(tune(job(resume=True, **options)))
+    logs = [[json.loads(line) for line in job(name).log.read_text().splitlines()] for name in ("whole", "out")]
+    saves = [[row["step"] for row in rows if row["event"] == "saved"] for rows in logs]
+    assert saves == [[3, 6, 9]] * 2
+
+
+def test_a_run_that_was_just_saved_is_not_saved_again(job):
+    found = list(tune(job(checkpoint_every=3), stop=stop_before(4)))
+    assert [event.step for event in found if isinstance(event, Saved)] == [3]
+    assert found[-1].finished.stopped == "interrupted"
+
+
+def test_one_run_at_a_time_writes_an_output(job):
+    first = tune(job())
+    next(event for event in first if isinstance(event, Stepped))
+    for options in ({}, {"resume": True}, {"force": True}):
+        with pytest.raises(OutputRefused, match=r"another run that writes \S+ is going on"):
+            end_of(tune(job(**options)))
+    assert end_of(tune(job("other"))).stopped == "steps"
+    assert end_of(first).stopped == "steps"
+    assert not list(job().output.parent.glob(".*.lock"))
+
+
+def test_a_lock_that_a_killed_run_left_holds_nobody_up(job):
+    place = job().output.with_name(".out.safetensors.lock")
+    place.write_bytes(b"")
+    assert end_of(tune(job())).stopped == "steps"
+    assert not place.exists()
+
+
+def test_changed_bytes_of_a_saved_run_are_found(job):
+    end_of(tune(job(), stop=stop_before(3)))
+    saved = run_file(job().output)
+    raw = bytearray(saved.read_bytes())
+    raw[-1000] ^= 1
+    saved.write_bytes(raw)
+    with pytest.raises(UnreadableFile, match="its tensors are not those that were saved"):
+        end_of(tune(job(resume=True)))
+
+
+def test_a_damaged_run_file_is_told_also_where_outputs_are_there(job):
+    end_of(tune(job(), stop=stop_before(3)))
+    saved = run_file(job().output)
+    saved.write_bytes(saved.read_bytes()[:-100])
+    assert job().output.exists()
+    with pytest.raises(UnreadableFile, match="no run that can be resumed"):
+        end_of(tune(job(resume=True)))
+
+
+@pytest.mark.parametrize("command", ["eval", "finetune", "inspect", "convert"])
+def test_a_saved_run_is_no_model(run, job, data, tmp_path, command):
+    end_of(tune(job(), stop=stop_before(3)))
+    saved = run_file(job().output)
+    more = {"inspect": (), "convert": (tmp_path / "x.safetensors",)}.get(command, ("--data", data))
+    found = run(command, saved, *more)
+    assert found.code == 3
+    assert f"error: {saved} is a run that was saved, not a model" in found.err
+    assert "--resume" in found.err
 
 
 @pytest.mark.parametrize("raw", [b"", b"not a run", b"\x08\0\0\0\0\0\0\0{}      "])

@@ -554,7 +554,7 @@ def test_long_names_have_room_for_a_part(out, name):
 
 def test_a_saved_run_that_is_over_leaves_nothing(out):
     saved = RunFile(out, {})
-    saved.save({"a": torch.zeros(3)}, {})
+    saved.save({"a": torch.zeros(3)}, {"done": 1})
     out.with_name(".out.01234567.part").write_bytes(b"half")
     saved.remove()
     assert names(out) == []
@@ -645,7 +645,7 @@ ROWS_OF_A_LOG = (
 )
 WRITERS = {
     "tensors": lambda path: write_tensors(path, {"a": torch.zeros(1000, 1000)}, {}),
-    "a run": lambda path: RunFile(path, {}).save({"a": torch.zeros(1000, 1000)}, {}),
+    "a run": lambda path: RunFile(path, {}).save({"a": torch.zeros(1000, 1000)}, {"done": 1}),
     "a plot": lambda path: plot_losses(ROWS_OF_A_LOG, path),
 }
 

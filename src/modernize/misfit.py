@@ -8,7 +8,7 @@ from modernize.dialects import Cover
 from modernize.errors import BadTensors, UnknownLayout
 from modernize.outline import canonical_shapes, listed, outline, shape_faults
 from modernize.spec import Shape, layerless
-from modernize.stored import METADATA_KEY
+from modernize.stored import METADATA_KEY, check_no_run
 from modernize.strangers import stranger
 from modernize.unwrap import Unwrapped
 
@@ -17,7 +17,8 @@ _OTHERS = "a model with other parts cannot be converted"
 
 
 def check_file(checkpoint: Checkpoint) -> None:
-    """Whether there is anything to recognise. Raises UnknownLayout, BadTensors."""
+    """Whether there is anything to recognise. Raises UnreadableFile, UnknownLayout, BadTensors."""
+    check_no_run(checkpoint)
     if METADATA_KEY in checkpoint.metadata:
         raise UnknownLayout(
             f"{checkpoint.path} is already converted: it is a modern model that modernize wrote",

@@ -4,6 +4,7 @@ No pickle: tensors are the model, its best weights, the optimizers' states and t
 The file is written aside and renamed, so that there is always a whole one.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import torch
 
 from modernize.errors import UnreadableFile, UsageError
+from modernize.events import Saved, as_row
 from modernize.spec import State
+from modernize.stored import RUN_KEY
 from modernize.whole import clear_leftovers
 from modernize.write import write_tensors
 
 HISTORY = "history"
-METADATA_KEY = "modernize_run"
-SCHEMA = 2
+SCHEMA = 3
+_UNREADABLE = (OSError, KeyError, TypeError, ValueError)
+_CHOSEN = ("--lr", "--warmup", "--eval-every")  # by the run, where they are 0
 
 
 class RunFile:
@@ -39,10 +43,17 @@ class RunFile:
     def save(self, tensors: State, facts: Mapping[str, Any]) -> str:
         """Write a State and facts, in place of what was there. Raises OutputRefused."""
         if self.writes:
-            plain = {"schema": SCHEMA, "identity": self.identity, "facts": dict(facts), "outputs": self.outputs}
-            rows = bytearray(json.dumps(self.history).encode())  # too long for a header, some day
+            history = [*self.history, as_row(Saved(step=facts["done"], path=str(self.path)))]
+            rows = bytearray(json.dumps(history).encode())  # too long for a header, some day
             state = {**tensors, HISTORY: torch.frombuffer(rows, dtype=torch.uint8)}
-            write_tensors(self.path, state, {"format": "pt", METADATA_KEY: json.dumps(plain)})
+            plain = {
+                "schema": SCHEMA,
+                "identity": self.identity,
+                "facts": dict(facts),
+                "outputs": self.outputs,
+                "sha256": _digest(state),
+            }
+            write_tensors(self.path, state, {"format": "pt", RUN_KEY: json.dumps(plain)})
         return str(self.path)
 
     def load(self) -> tuple[State, dict[str, Any]] | None:
@@ -54,24 +65,17 @@ class RunFile:
 
         if not self.path.exists():
             return None
+        plain = _facts_of(self.path)
+        self._check(plain["identity"])
         try:
             with safe_open(self.path, framework="pt") as file:
-                plain = json.loads((file.metadata() or {})[METADATA_KEY])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            saved, facts, schema = (plain[key] for key in ("identity", "facts", "schema"))
-            history = json.loads(tensors.pop(HISTORY).numpy().tobytes())
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise UnreadableFile(
-                f"{self.path} is no run that can be resumed: {error}", hint="delete it, and start without --resume"
-            ) from error
-        if schema != SCHEMA:
-            raise UnreadableFile(
-                f"{self.path} was saved in schema {schema!r}, and this version reads {SCHEMA}",
-                hint="resume it with the version that saved it",
-            )
-        self._check(saved)
-        self.history = history
-        return tensors, facts
+            if _digest(tensors) != plain["sha256"]:
+                raise ValueError("its tensors are not those that were saved")
+            self.history = json.loads(tensors.pop(HISTORY).numpy().tobytes())
+        except (SafetensorError, *_UNREADABLE) as error:
+            raise _no_run(self.path, error) from error
+        return tensors, plain["facts"]
 
     def remove(self) -> None:
         """The run is over."""
@@ -84,22 +88,51 @@ class RunFile:
             was, now = saved.get(name), self.identity.get(name)
             if was != now:
                 raise UsageError(
-                    f"{name} is {_short(now)}, and was {_short(was)} when the run in {self.path} was saved",
+                    f"{name} is {_short(name, now)}, and was {_short(name, was)} when the run in {self.path} was saved",
                     hint="give the same files and options, or start anew: without --resume, with --force",
                 )
 
 
 def outputs_of(path: Path) -> tuple[str, ...]:
-    """The files that a saved run has written or will write, and may replace; none where it cannot be read."""
+    """The files that a saved run has written or will write, and may replace. Raises UnreadableFile for another file."""
+    return tuple(_facts_of(path)["outputs"])
+
+
+def _facts_of(path: Path) -> dict[str, Any]:
+    """What a saved run says beside its tensors. Raises UnreadableFile."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            return tuple(json.loads((file.metadata() or {})[METADATA_KEY])["outputs"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-        return ()
+            plain = json.loads((file.metadata() or {})[RUN_KEY])
+        schema, found = plain["schema"], {name: plain.get(name) for name in ("identity", "facts", "outputs", "sha256")}
+    except (SafetensorError, *_UNREADABLE) as error:
+        raise _no_run(path, error) from error
+    if schema != SCHEMA:
+        raise UnreadableFile(
+            f"{path} was saved in schema {schema!r}, and this version reads {SCHEMA}",
+            hint="resume it with the version that saved it",
+        )
+    return found
 
 
-def _short(value: object) -> str:
+def _no_run(path: Path, error: Exception) -> UnreadableFile:
+    return UnreadableFile(
+        f"{path} is no run that can be resumed: {error}", hint="delete it, and start without --resume"
+    )
+
+
+def _digest(state: State) -> str:
+    """Of names and bytes, in an order that doesn't depend on that of the file."""
+    found = hashlib.sha256()
+    for name in sorted(state):
+        found.update(name.encode())
+        found.update(state[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _short(name: str, value: object) -> str:
+    if value in {None, ""} or (value == 0 and name in _CHOSEN):
+        return "left out"
     text = str(value)
     return text if len(text) <= 24 else f"{text[:12]}…"

@@ -81,6 +81,7 @@ class Run:
         self.optimizers: list[Optimizer] = []
         self.lr = settings.lr
         self.done, self.tokens, self.seconds, self.skipped = 0, 0, 0.0, 0
+        self.saved = -1  # the step after which the run was saved last
         self.before = self.after = self.best = math.inf
         self.old: float | None = None
         self.best_state: State = {}
@@ -108,7 +109,8 @@ class Run:
             yield from self._compile()
         while self.done < self.settings.steps:
             if self.around.world.any(self.around.stop(), self.device):
-                yield from self._save()
+                if self.saved != self.done:
+                    yield from self._save()
                 return "interrupted"
             yield self._step()
             if self.done % self.eval_every == 0 or self.done == self.settings.steps:
@@ -303,6 +305,7 @@ class Run:
             "random": self.feed.random.bit_generator.state,
             "scaler": self.scaler.state_dict(),
         }
+        self.saved = self.done
         yield Saved(step=self.done, path=self.around.keeper.save(tensors, facts))
 
     def _restore(self, tensors: State, facts: Mapping[str, Any]) -> Iterator[Notice]:

@@ -11,6 +11,7 @@ from modernize.errors import UnreadableFile
 from modernize.spec import FLOATS, ModernConfig
 
 METADATA_KEY = "modernize"
+RUN_KEY = "modernize_run"  # of a run that was saved: see `resume`
 SCHEMA = 1  # of what stands under it
 
 
@@ -29,11 +30,21 @@ class Stored:
     history: tuple[Mapping[str, Any], ...]  # an entry for each fine-tune
 
 
+def check_no_run(checkpoint: Checkpoint) -> None:
+    """Whether it is a model, and not a run that `finetune` saved. Raises UnreadableFile."""
+    if RUN_KEY in checkpoint.metadata:
+        raise UnreadableFile(
+            f"{checkpoint.path} is a run that was saved, not a model",
+            hint="the command that began it goes on with --resume; its best weights so far are in the output beside it",
+        )
+
+
 def stored_in(checkpoint: Checkpoint) -> Stored | None:
     """What the metadata says, or None for a file that modernize did not write.
 
     Raises UnreadableFile where metadata and tensors contradict each other.
     """
+    check_no_run(checkpoint)
     text = checkpoint.metadata.get(METADATA_KEY)
     if text is None:
         return None

@@ -2,8 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, TextIO, TypeAlias
 
 import torch
 
+from modernize.alone import alone
 from modernize.checkpoint import files_of, open_checkpoint
 from modernize.choices import DataDType, Weights
 from modernize.data import SELF, Corpus, data_files, load_corpus_for
@@ -32,6 +33,7 @@ from modernize.tokenizer import tokenizer_files
 from modernize.train import check_settings, finetune
 from modernize.write import cast, check_output, check_suffix, model_metadata, write_tensors
 
+OUTPUT = "output"  # in the row of a log that tells of the start: whose log it is
 SELF_TOKENS = 1 << 18  # that an old model writes, at most: what it writes last teaches little more
 
 
@@ -91,6 +93,11 @@ def tune(
     `load`, `load_corpus`, `finetune` and `write_tensors` raise; outputs are checked before any work.
     """
     world = world or World()
+    with alone(job.output) if world.first else nullcontext():
+        yield from _tuned(job, stop, world, progress)
+
+
+def _tuned(job: Job, stop: Callable[[], bool], world: World, progress: Stages) -> Iterator[TuneEvent]:
     _check_outputs(job)
     world.wait()  # so that nobody finds what another is about to write
     if job.plot:
@@ -118,6 +125,7 @@ def tune(
             for event in finetune(model, corpus, teacher=teacher, settings=settings, surroundings=around):
                 keeper.history.append(as_row(event))
                 if isinstance(event, Started):
+                    keeper.history[-1][OUTPUT] = str(job.output.resolve())
                     if not job.resume:
                         keeper.remove()  # of a run that --force replaces
                     log = stack.enter_context(_opened(job.log)) if job.log and world.first else None
@@ -257,13 +265,28 @@ def _check_outputs(job: Job) -> None:
             f"a run that would write {job.output} is saved in {saved}",
             hint="--resume goes on with it, --force begins anew",
         )
-    own = outputs_of(saved) if job.resume and saved.exists() else ()  # that the interrupted run has written
+    own: Collection[str] = ()  # that the interrupted run has written
+    if job.resume:
+        own = outputs_of(saved) if saved.exists() else _begun_log(job)
     for output in outputs:
         check_output(output, inputs=tuple(inputs), force=job.force or str(output.resolve()) in own)
     check_output(saved, inputs=tuple(inputs), force=True)
     if any(_same(a, b) for a, b in itertools.combinations([*outputs, saved], 2)):
         raise UsageError("two of -o, --log and --plot are the same file", hint="give each a name of its own")
     check_suffix(job.output)
+
+
+def _begun_log(job: Job) -> tuple[str, ...]:
+    """The log, where a run for this output began it, and perhaps was killed before it was saved."""
+    if job.log is None or job.output.exists():
+        return ()
+    try:
+        with job.log.open(encoding="utf-8") as file:
+            rows = (json.loads(line) for line in file)
+            began = next(row for row in rows if row["event"] == "started")
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return ()
+    return (str(job.log.resolve()),) if began.get(OUTPUT) == str(job.output.resolve()) else ()
 
 
 def _outputs(job: Job) -> list[Path]:

@@ -190,7 +190,7 @@ def _created(aside: Path, mode: int) -> FileIO:
         file = FileIO(aside, "x+", opener=lambda name, flags: os.open(name, flags, mode))
         try:
             hold(file.fileno())
-            if _is_named(aside, os.fstat(file.fileno())):
+            if is_named(aside, os.fstat(file.fileno())):
                 return file
         except BaseException:
             file.close()
@@ -261,7 +261,7 @@ def _remove_if_dead(path: Path) -> None:
     try:
         found = os.fstat(descriptor)
         # asked under the lock: until then its writer may have renamed it
-        if _is_nobodys(descriptor, found) and _is_named(path, found):
+        if _is_nobodys(descriptor, found) and is_named(path, found):
             shutil.rmtree(path) if stat.S_ISDIR(found.st_mode) else path.unlink()
     finally:
         os.close(descriptor)
@@ -291,6 +291,7 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _is_named(path: Path, found: os.stat_result) -> bool:
+def is_named(path: Path, found: os.stat_result) -> bool:
+    """Whether a file that is open still has this name."""
     now = _stat(path)
     return now is not None and os.path.samestat(now, found)
