@@ -329,3 +329,21 @@ def test_a_modern_file_with_a_config_that_cannot_be_is_refused(run, nano, tmp_pa
     save_file(load_file(new), new, {**metadata, "modernize": json.dumps(facts)})
     result = run("inspect", new)
     assert (result.code, "Traceback" in result.err) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--steps", "0"), "--steps 0 should be greater than or equal to 1"),
+        (("--steps", "5", "--steps=-2"), "--steps -2 should be greater than or equal to 1"),
+        (("--lr", "nan"), "--lr nan should be less than or equal to 10"),
+        (("--activation", "swish"), "--activation: 'swish' is not one of 'gelu', 'gelu_tanh', 'relu'"),
+        (("--warmup", "9", "--steps", "3"), "--warmup 9 is more than the 3 steps there are"),
+        (("--tolerance", "0.1"), "--tolerance says when a run stops"),
+        (("--tolerance", "inf", "--until-recovered"), "--tolerance inf is no number from 0 up"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_told_with_its_value(run, new, data, words, said):
+    found = run("finetune", new, "--data", data, *words)
+    assert (found.code, found.out) == (2, "")
+    assert f"error: {said}" in found.err

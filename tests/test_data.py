@@ -82,7 +82,7 @@ def test_rows_of_npy_are_sequences_and_padding_is_not_predicted(tmp_path):
     inputs, targets = cut(corpus.val, 4).take(np.array([0]))
     assert inputs.tolist() == [[0, 7, 0, 0]]
     assert targets.tolist() == [[7, 0, IGNORED, IGNORED]]
-    with pytest.raises(BadData, match="rows of 5 ids, and a window holds 4"):
+    with pytest.raises(BadData, match="rows of 5 ids, and a window has room for 4"):
         cut(corpus.val, 3)
 
 
@@ -130,7 +130,7 @@ def test_npy_is_never_unpickled(tmp_path):
     ("name", "data", "said"),
     [
         ("a.bin", b"abc", "3 bytes"),
-        ("a.bin", b"", "0 bytes"),
+        ("a.bin", b"", "is empty"),
         ("a.txt", b"\xff\xfe\x00", r"no UTF-8 text \(byte 0\)"),
         ("a.npy", b"no", "cannot be read"),
     ],
@@ -362,3 +362,33 @@ def test_a_meta_pkl_is_read_as_plain_values_only(tmp_path, content):
     with pytest.raises(BadData, match=r"meta\.pkl"):
         find(beside=tmp_path / "m.pt")
     assert not (tmp_path / "canary").exists()
+
+
+def test_ids_of_uint32_that_are_read_as_uint16_are_found(run, new, tmp_path):
+    path = tmp_path / "wide.bin"
+    (np.arange(2000, dtype=np.uint32) % 61).tofile(path)
+    found = run("eval", new, "--data", path)
+    assert found.code == 3
+    assert f"error: {path} has a zero in every second place" in found.err
+    assert "hint: pass --data-dtype uint32" in found.err
+    assert run("eval", new, "--data", path, "--data-dtype", "uint32").code == 0
+
+
+@pytest.mark.parametrize("ids", [np.zeros(2000), np.arange(2000) % 2, np.arange(2000) % 3])
+def test_ids_that_only_look_a_little_like_it_are_read(run, new, tmp_path, ids):
+    ids.astype(np.uint16).tofile(path := tmp_path / "ids.bin")
+    code = run("eval", new, "--data", path).code
+    assert code == (3 if ids[0] and not ids[1::2].any() else 0)
+
+
+def test_an_empty_file_of_ids_is_called_empty(run, new, tmp_path):
+    (path := tmp_path / "none.bin").write_bytes(b"")
+    assert f"error: {path} is empty" in run("eval", new, "--data", path).err
+
+
+@pytest.mark.parametrize(("text", "hint"), [("a\r\nb", "Windows line ends"), ("\ufeffab", "byte order mark")])
+def test_a_character_that_comes_from_saving_is_explained(text, hint):
+    tokenizer = VocabularyTokenizer(stoi={"a": 0, "b": 1, "\n": 2}, name="the checkpoint")
+    with pytest.raises(BadData) as met:
+        tokenizer.encode(text)
+    assert hint in met.value.hint

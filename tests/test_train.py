@@ -620,3 +620,21 @@ def test_what_a_teacher_writes_depends_on_the_seed_alone(nano):
     assert found.train.shape == (20, 6)
     assert told[-1] == (110, 110)
     assert told == sorted(told)
+
+
+def test_a_teacher_from_another_file_is_doubted(run, new, nano, data, tmp_path):
+    other = tiny.save_nano(tmp_path / "other.pt", tiny.spec(n_layer=3))
+    options = ("--data", data, "--steps", 1, "--device", "cpu", "--force")
+    assert "is not the file" not in run("finetune", new, "--teacher", nano, *options).err
+    found = run("finetune", new, "--teacher", other, *options)
+    assert found.code == 0
+    assert f"warning: {other} is not the file that the modern model was converted from" in found.err
+
+
+def test_an_activation_that_contradicts_the_conversion_is_doubted(run, new, nano, data):
+    options = ("--data", data, "--teacher", nano, "--steps", 1, "--device", "cpu", "--force")
+    kept = load(new).config.activation
+    other = "relu" if kept != "relu" else "gelu"
+    assert "was converted with" not in run("finetune", new, *options, "--activation", kept).err
+    found = run("finetune", new, *options, "--activation", other)
+    assert f"warning: --activation {other}, and {nano} was converted with {kept}" in found.err

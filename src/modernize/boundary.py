@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -129,8 +130,23 @@ def _print_traceback() -> None:
 
 
 def _usage_sentence(error: Exception) -> str:
+    """What typer says, with the value that it leaves out."""
     tell: Callable[[], str] = getattr(error, "format_message", error.__str__)
-    return tell().rstrip(".")
+    sentence = tell().rstrip(".")
+    invalid = re.fullmatch(r"Invalid value for '(--[a-z-]+)': (?:Input (should .+)|Value error, (.+))", sentence)
+    if not invalid:
+        return sentence
+    option, should, says = invalid.groups()
+    return f"{option} {_value_of(option)} {should}" if should else f"{option}: {says}"
+
+
+def _value_of(option: str) -> str:
+    """The last value that the command line gives to an option."""
+    for place in range(len(sys.argv) - 1, 0, -1):
+        word, _, value = sys.argv[place].partition("=")
+        if word == option:
+            return value or " ".join(sys.argv[place + 1 : place + 2])
+    return ""
 
 
 def _help_for(error: Exception) -> str:

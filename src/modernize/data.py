@@ -29,6 +29,7 @@ IGNORED = -1  # a target that is not predicted
 TRAIN_SHARE = 0.9
 DIGESTED = 1 << 28  # ids; more would keep a run waiting that has to be saved
 _PIECE = 1 << 16
+_LOOKED_AT = 256  # ids at the start of a .bin; no text has the same token in every second place for so long
 _CHECKED_AT_ONCE = 1 << 22  # ids
 
 
@@ -158,12 +159,21 @@ def _bin(path: Path, dtype: DataDType, vocab_size: int) -> Ids:
             hint="pass --data-dtype uint32",
         )
     width, size = np.dtype(dtype).itemsize, path.stat().st_size
-    if size % width or not size:
+    if not size:
+        raise BadData(f"{path} is empty", hint="make the file again")
+    if size % width:
         raise BadData(
             f"{path} has {size} bytes, which is no number of {dtype} ids",
             hint="pass --data-dtype uint32 for a large vocabulary, or make the file again",
         )
-    return np.memmap(path, dtype=dtype, mode="r")
+    ids = np.memmap(path, dtype=dtype, mode="r")
+    start = ids[:_LOOKED_AT]
+    if dtype == "uint16" and len(start) == _LOOKED_AT and start[::2].any() and not start[1::2].any():
+        raise BadData(
+            f"{path} has a zero in every second place, as ids of uint32 have that are read as uint16",
+            hint="pass --data-dtype uint32",
+        )
+    return ids
 
 
 def _npy(path: Path) -> Ids:
@@ -248,7 +258,7 @@ def windows(ids: Ids, context: int, *, vocab_size: int, name: str) -> Windows:
     """Windows over ids. Raises BadData where there is not one whole window, or where rows are too long."""
     if ids.ndim == 2 and ids.shape[1] > context + 1:
         raise BadData(
-            f"{name} has rows of {ids.shape[1]} ids, and a window holds {context + 1}",
+            f"{name} has rows of {ids.shape[1]} ids, and a window has room for {context + 1}",
             hint="cut the rows, or give the ids in one dimension",
         )
     if ids.ndim == 2 and not np.any(ids[:, 1:] >= 0):

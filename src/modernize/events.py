@@ -62,12 +62,18 @@ class Settings:
             ("activation", Literal["keep", "silu"]),
         ):
             check_choice(option, getattr(self, option), words)
+        if self.warmup > self.steps:
+            raise UsageError(
+                f"--warmup {self.warmup} is more than the {self.steps} steps there are", hint="give fewer, or none"
+            )
+        if self.tolerance and not self.until_recovered:
+            raise UsageError("--tolerance says when a run stops that is to stop", hint="add --until-recovered")
         if self.distill is not None and not 0 <= self.distill <= 1:
             raise UsageError(f"--distill {self.distill} is not between 0 and 1", hint="0.5 is half of each")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise UsageError(f"--lr {self.lr} is not a positive number", hint="leave it out for the default")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise UsageError(f"--tolerance {self.tolerance} is not zero or above", hint="it is in nats, such as 0.01")
+            raise UsageError(f"--tolerance {self.tolerance} is no number from 0 up", hint="it is in nats, such as 0.01")
 
 
 @dataclass(frozen=True, kw_only=True)

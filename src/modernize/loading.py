@@ -112,8 +112,14 @@ def load_whole(
         raise UsageError(
             f"{path} is an old model, which has no RoPE to change", hint="leave out --rope-base and --rope-scale"
         )
+    doubts: list[str] = []
     if successor and successor.sha256 == checkpoint.sha256():
-        facts = (facts or Facts()).or_else(successor.facts)
+        said, kept = facts or Facts(), successor.config.activation
+        if said.activation not in {None, kept} and kept != "silu":
+            doubts.append(f"--activation {said.activation}, and {path} was converted with {kept}: one of them is wrong")
+        facts = said.or_else(successor.facts)
+    elif successor:
+        doubts.append(f"{path} is not the file that the modern model was converted from")
     found = recognise(checkpoint, facts)
     state = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.state().items()}
     return Loaded(
@@ -121,5 +127,5 @@ def load_whole(
         model=OldGPT.from_state(found.spec, state),
         vocabulary=checkpoint.vocabulary,
         stored=None,
-        warnings=found.warnings,
+        warnings=(*doubts, *found.warnings),
     )

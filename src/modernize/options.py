@@ -175,7 +175,7 @@ READING: dict[str, tuple[Any, Any]] = {
     "data": (
         Annotated[
             str,
-            typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, a folder, pydoc; to fine-tune also self."),
+            typer.Option("--data", metavar="DATA", help="Text, .bin, .npy, folder or pydoc; for finetune also self."),
         ],
         inspect.Parameter.empty,
     ),
@@ -203,7 +203,7 @@ TRAINING: dict[str, tuple[Any, Any]] = {
     ),
     "batch_size": (Annotated[int | None, _training("--batch-size", help="Windows a step.", min=1)], None),
     "block_size": (
-        Annotated[int | None, _training("--block-size", help="Tokens of the shortest windows.", min=1)],
+        Annotated[int | None, _training("--block-size", help="Tokens a window; default: old context.", min=1)],
         None,
     ),
     "target_context": (
@@ -217,7 +217,7 @@ TRAINING: dict[str, tuple[Any, Any]] = {
     "lr": (
         Annotated[
             float | None,
-            _training("--lr", help="Peak; chosen by default: larger far from the old loss.", min=1e-12, max=10),
+            _training("--lr", help="Learning rate at its peak; chosen by default.", min=1e-12, max=10),
         ],
         None,
     ),
@@ -235,7 +235,10 @@ TRAINING: dict[str, tuple[Any, Any]] = {
     "warmup": (Annotated[int | None, _training("--warmup", help="Steps; by default a twentieth.", min=1)], None),
     "seed": (SeedOption, 0),
     "device": (DeviceOption, "auto"),
-    "dtype": (Annotated[PrecisionName, _training("--dtype", help="Of matrix products.")], "auto"),
+    "dtype": (
+        Annotated[PrecisionName, _training("--dtype", help="Of products; auto: bfloat16 where it is faster.")],
+        "auto",
+    ),
     "compile": (
         Annotated[bool | None, _training("--compile/--no-compile", help="torch.compile; by default on CUDA.")],
         None,

@@ -42,7 +42,8 @@ def show_inspection(out: Output, found: "Inspection") -> None:
         out.line(f"made by modernize {source.version} with --init {source.init} from {source.dialect}")
         out.line(f"source sha256 {source.sha256}")
         for run in source.history:
-            out.line(f"fine-tuned {run.get('steps')} steps on {run.get('tokens')} tokens")
+            steps, tokens = (f"{n:,}" if isinstance(n := run.get(what), int) else n for what in ("steps", "tokens"))
+            out.line(f"fine-tuned {steps} steps on {tokens} tokens")
     if found.trials:
         _show_trials(out, found.trials, found.reading)
     out.line("")
@@ -151,8 +152,8 @@ def watch_finetune(out: Output, events: "Iterator[TuneEvent]", progress: Stages)
             goal = "" if event.old is None else f"  old model {event.old:.4f}"
             old = "" if event.old is None else f", old model {event.old:.4f}"
             out.note(
-                f"{event.steps} steps of {event.batch_size} × {event.block_size} tokens on {event.device} "
-                f"({event.dtype}); validation loss {event.before:.4f}{old}"
+                f"{event.steps} step{'s' if event.steps > 1 else ''} of {event.batch_size} × {event.block_size} tokens "
+                f"on {event.device} ({event.dtype}); validation loss {event.before:.4f}{old}"
             )
             taught = f", the teacher's weight {event.distill:g}" if event.old is not None else ""
             out.note(f"learning rate {event.lr:.2g}{taught}{', its states matched' if event.match else ''}")

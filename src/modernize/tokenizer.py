@@ -27,6 +27,11 @@ TOKENIZER_JSON = "tokenizer.json"
 VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"
 SHOWN_IDS = 8  # of those that a model does not know
 
+_UNKNOWN = {  # what to do about a character that text has by the way it was saved
+    "\r": "the text has Windows line ends: save it with Unix ones",
+    "\ufeff": "the text begins with a byte order mark: save it without",
+}
+
 
 class Tokenizer(Protocol):
     """What turns text into ids and back. `size` is the number of tokens that it knows."""
@@ -68,7 +73,8 @@ class VocabularyTokenizer:
                 raise BadData(
                     f"the character {text[at]!r} (U+{ord(text[at]):04X}, at position {at}) is not among the "
                     f"{len(self.stoi)} tokens of {self.name}",
-                    hint="use text like that which the model was trained on, or name its tokenizer with --tokenizer",
+                    hint=_UNKNOWN.get(text[at], "use text like that which the model was trained on")
+                    + ", or name its tokenizer with --tokenizer",
                 )
         return np.array(ids, dtype=np.int64)
 

@@ -65,7 +65,7 @@ def finetune(
     if not len(corpus.train):
         raise BadData(
             f"{corpus.name} has no training part",
-            hint="give a folder with train.bin and val.bin, or a longer text",
+            hint="give a longer text, or a folder in which train.bin lies beside val.bin",
         )
     chosen = _within(chosen, corpus, model)
     try:
