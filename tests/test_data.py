@@ -1,6 +1,7 @@
 """DATA in all its forms, and tokenizers in the order in which they are looked for."""
 
 import json
+import math
 import pickle
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from modernize.data import IGNORED, Corpus, load_corpus, pydoc_text, windows
 from modernize.errors import BadData
+from modernize.measure import doubts_of
 from modernize.text import _pieces, encode_file
 from modernize.tokenizer import BytesTokenizer, VocabularyTokenizer, find_tokenizer
 
@@ -364,23 +366,6 @@ def test_a_meta_pkl_is_read_as_plain_values_only(tmp_path, content):
     assert not (tmp_path / "canary").exists()
 
 
-def test_ids_of_uint32_that_are_read_as_uint16_are_found(run, new, tmp_path):
-    path = tmp_path / "wide.bin"
-    (np.arange(2000, dtype=np.uint32) % 61).tofile(path)
-    found = run("eval", new, "--data", path)
-    assert found.code == 3
-    assert f"error: {path} has a zero in every second place" in found.err
-    assert "hint: pass --data-dtype uint32" in found.err
-    assert run("eval", new, "--data", path, "--data-dtype", "uint32").code == 0
-
-
-@pytest.mark.parametrize("ids", [np.zeros(2000), np.arange(2000) % 2, np.arange(2000) % 3])
-def test_ids_that_only_look_a_little_like_it_are_read(run, new, tmp_path, ids):
-    ids.astype(np.uint16).tofile(path := tmp_path / "ids.bin")
-    code = run("eval", new, "--data", path).code
-    assert code == (3 if ids[0] and not ids[1::2].any() else 0)
-
-
 def test_an_empty_file_of_ids_is_called_empty(run, new, tmp_path):
     (path := tmp_path / "none.bin").write_bytes(b"")
     assert f"error: {path} is empty" in run("eval", new, "--data", path).err
@@ -392,3 +377,25 @@ def test_a_character_that_comes_from_saving_is_explained(text, hint):
     with pytest.raises(BadData) as met:
         tokenizer.encode(text)
     assert hint in met.value.hint
+
+
+def test_ids_of_uint32_that_are_read_as_uint16_are_doubted(run, tmp_path, checkpoints):
+    """By the loss, since words with a blank behind each have a zero in every second place too."""
+    folder = checkpoints / "nanogpt-shakespeare-bias"
+    path = tmp_path / "wide.bin"
+    np.fromfile(folder / "val.bin", dtype=np.uint16)[:60_000].astype(np.uint32).tofile(path)
+    options = ("--activation", "gelu", "--data", path)
+    found = run("eval", folder / "ckpt.pt", *options)
+    assert found.code == 0
+    assert "is worse than chance, 4.1744: was DATA made by the tokenizer of this model" in found.err
+    assert "chance" not in run("eval", folder / "ckpt.pt", *options, "--data-dtype", "uint32").err
+
+
+@pytest.mark.parametrize(("loss", "told"), [(4.2, True), (4.1, False), (math.nan, False), (math.inf, True)])
+def test_a_loss_worse_than_chance_is_doubted(loss, told):
+    assert bool(doubts_of(loss, 65)) is told
+
+
+def test_the_warning_comes_with_a_fine_tune_too(run, new, nano, data):
+    found = run("finetune", new, "--data", data, "--teacher", nano, "--steps", 1, "--device", "cpu")
+    assert found.err.count("is worse than chance") == 1  # random weights, on random ids

@@ -29,7 +29,6 @@ IGNORED = -1  # a target that is not predicted
 TRAIN_SHARE = 0.9
 DIGESTED = 1 << 28  # ids; more would keep a run waiting that has to be saved
 _PIECE = 1 << 16
-_LOOKED_AT = 256  # ids at the start of a .bin; no text has the same token in every second place for so long
 _CHECKED_AT_ONCE = 1 << 22  # ids
 
 
@@ -166,14 +165,7 @@ def _bin(path: Path, dtype: DataDType, vocab_size: int) -> Ids:
             f"{path} has {size} bytes, which is no number of {dtype} ids",
             hint="pass --data-dtype uint32 for a large vocabulary, or make the file again",
         )
-    ids = np.memmap(path, dtype=dtype, mode="r")
-    start = ids[:_LOOKED_AT]
-    if dtype == "uint16" and len(start) == _LOOKED_AT and start[::2].any() and not start[1::2].any():
-        raise BadData(
-            f"{path} has a zero in every second place, as ids of uint32 have that are read as uint16",
-            hint="pass --data-dtype uint32",
-        )
-    return ids
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def _npy(path: Path) -> Ids:

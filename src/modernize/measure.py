@@ -192,6 +192,17 @@ def parameters(model: Model) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+def doubts_of(loss: float, vocab_size: int) -> tuple[str, ...]:
+    """A warning about DATA that a trained model predicts worse than one that takes every token to be as likely."""
+    chance = math.log(vocab_size)
+    if not loss > chance:
+        return ()
+    return (
+        f"a loss of {loss:.4f} is worse than chance, {chance:.4f}: was DATA made by the tokenizer of this model "
+        "(--tokenizer, --data-dtype)?",
+    )
+
+
 def windows_at_once(context: int, vocab_size: int, device: torch.device) -> int:
     """Windows whose logits fit into memory at once."""
     return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // (context * vocab_size))

@@ -20,6 +20,7 @@ from modernize.errors import OutputRefused, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Settings, Started, as_row
 from modernize.facts import Facts
 from modernize.loading import load_modern, load_whole
+from modernize.measure import doubts_of
 from modernize.model import ModernGPT
 from modernize.old import OldGPT
 from modernize.parallel import World, whole
@@ -128,6 +129,8 @@ def _tuned(job: Job, stop: Callable[[], bool], world: World, progress: Stages) -
                     keeper.history[-1][OUTPUT] = str(job.output.resolve())
                     if not job.resume:
                         keeper.remove()  # of a run that --force replaces
+                    trained = event.before if event.old is None else event.old
+                    yield from (Notice(text=text) for text in doubts_of(trained, model.vocab_size))
                     log = stack.enter_context(_opened(job.log)) if job.log and world.first else None
                     _log(log, *keeper.history)  # a resumed run has rows from before
                 else:

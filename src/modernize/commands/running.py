@@ -42,7 +42,7 @@ def evaluate(
     out: "Output",
 ) -> None:
     """Measure the loss of an old or a new checkpoint."""
-    from modernize.measure import check_context
+    from modernize.measure import check_context, doubts_of
     from modernize.measure import evaluate as measure
     from modernize.show import show_evaluations
 
@@ -56,6 +56,7 @@ def evaluate(
         with out.progress(f"context {length}") as advance:
             found.append(measure(loaded.model, corpus, context=length, split=split, progress=advance))
     plain = {"path": str(checkpoint), **found[0].to_json(), "contexts": [e.to_json() for e in found]}
+    out.warnings([text for e in found[:1] for text in doubts_of(e.loss, loaded.model.vocab_size)])
     out.warnings([f"the loss at context {e.context} is not a finite number" for e in found if e.loss != e.loss])
     out.answer(plain, lambda o: show_evaluations(o, found))
 
