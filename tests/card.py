@@ -2,8 +2,8 @@
 
 Its tensors say that they live on `card:0`, hold their numbers in a tensor of the CPU, and refuse to be mixed with those
 of the CPU as a GPU's do. `python tests/card.py` runs the command line once for each line of arguments (JSON) that it
-reads, and writes a line of JSON for each: code, out, err. It is a process of its own, since torch takes in one such
-device for good.
+reads, and writes a line of JSON for each: code, out, err, and how many calls the card has had so far. It is a process
+of its own, since torch takes in one such device for good.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "card"
+COUNT = {"calls": 0}  # with tensors of the card
 ATEN = torch.ops.aten
 ACROSS = (ATEN._to_copy.default, ATEN.copy_.default)  # from one device to another
 INDEXING = (ATEN.index.Tensor, ATEN.index_put_.default, ATEN._index_put_impl_.default)  # a GPU takes indices of the CPU
@@ -69,6 +70,7 @@ def compute(call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return 0  # attention as its formula says, which is the one way that every device has
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     cards = [tensor for tensor in tensors if isinstance(tensor, Card)]
+    COUNT["calls"] += bool(cards)
     strangers = [tensor for tensor in tensors if not isinstance(tensor, Card) and tensor.dim()]
     indexed = call in INDEXING and isinstance(args[0], Card)
     if cards and strangers and not indexed and call not in ACROSS:
@@ -135,7 +137,8 @@ def main() -> None:
                 cli.main()
             except SystemExit as end:
                 code = int(end.code or 0)
-        sys.stdout.write(json.dumps({"code": code, "out": out.getvalue(), "err": err.getvalue()}) + "\n")
+        said = {"code": code, "out": out.getvalue(), "err": err.getvalue(), **COUNT}
+        sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 
 

@@ -130,7 +130,7 @@ def test_memory_that_runs_out_is_no_bug(run, nano, data, monkeypatch, error):
     monkeypatch.setattr("modernize.measure.mean_loss", greedy)
     result = run("eval", nano, "--data", data)
     assert (result.code, result.out) == (2, "")
-    assert "error: there is not enough memory for this" in result.err
+    assert "error: there is not enough memory\n" in result.err
     assert "Traceback" not in result.err
 
 

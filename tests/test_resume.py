@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import modernize
 from modernize.errors import OutputRefused, TrainingStopped, UnreadableFile, UsageError
@@ -198,17 +199,26 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew_with_its_log(jo
     assert [row["step"] for row in rows if row["event"] == "stepped"] == list(range(1, 13))
 
 
-@pytest.mark.parametrize("of_whom", ["another run", "nobody", "a finished one"])
+@pytest.mark.parametrize("of_whom", ["another run", "nobody", "too deep", "a finished one", "one whose output moved"])
 def test_a_log_that_this_run_did_not_begin_is_kept(job, of_whom):
     other = job("other" if of_whom == "another run" else "out")
-    if of_whom == "nobody":
-        other.log.write_text('{"event": 1}\n[]\n')
+    if of_whom in {"nobody", "too deep"}:
+        other.log.write_text('{"event": 1}\n[]\n' if of_whom == "nobody" else "[" * 200_000 + "\n")
     else:
         end_of(tune(other))
+    if of_whom == "one whose output moved":
+        other.output.rename(other.output.with_name("kept.safetensors"))
     before = other.log.read_bytes()
     with pytest.raises(OutputRefused, match="exists already"):
         end_of(tune(replace(job(resume=True), log=other.log)))
     assert other.log.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_log_that_is_a_pipe_is_refused_and_not_read(job):
+    os.mkfifo(job().log)
+    with pytest.raises(OutputRefused, match="a pipe"):
+        end_of(tune(job(resume=True)))
 
 
 def test_what_was_told_of_a_save_is_in_the_log_of_the_run_that_goes_on(job):
@@ -245,13 +255,24 @@ def test_a_lock_that_a_killed_run_left_holds_nobody_up(job):
     assert not place.exists()
 
 
-def test_changed_bytes_of_a_saved_run_are_found(job):
+@pytest.mark.parametrize("of", ["tensors", "facts"])
+def test_changed_bytes_of_a_saved_run_are_found(job, of):
     end_of(tune(job(), stop=stop_before(3)))
     saved = run_file(job().output)
     raw = bytearray(saved.read_bytes())
-    raw[-1000] ^= 1
+    if of == "tensors":
+        raw[-1000] ^= 1
+    else:
+        place = raw.index(b'\\"lr\\": 0.') + len('\\"lr\\": 0.')
+        raw[place] = ord("1") if raw[place] != ord("1") else ord("2")
     saved.write_bytes(raw)
-    with pytest.raises(UnreadableFile, match="its tensors are not those that were saved"):
+    with pytest.raises(UnreadableFile, match="it is not as it was saved"):
+        end_of(tune(job(resume=True)))
+
+
+def test_a_run_file_that_holds_too_little_is_refused(job):
+    save_file({"a": torch.zeros(1)}, run_file(job().output), {"modernize_run": '{"schema": 3, "facts": {}}'})
+    with pytest.raises(UnreadableFile, match="it has no identity, outputs, sha256"):
         end_of(tune(job(resume=True)))
 
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 import modernize
 from modernize.data import load_corpus
 from modernize.devices import choose_device
-from modernize.errors import BadData, NotCompiled, TrainingStopped, UsageError
+from modernize.errors import BadData, OneProcess, TrainingStopped, UsageError
 from modernize.events import Finished, Notice, Settings, Started, Stepped, Validated
 from modernize.loading import load
 from modernize.measure import token_losses
@@ -205,7 +205,7 @@ def test_where_compiling_fails_training_goes_on(new, data, monkeypatch, at_once)
 def test_a_compiler_that_fails_where_parts_are_away_ends_the_run(new, data, monkeypatch):
     monkeypatch.setattr("modernize.run.is_cut", lambda model: True)
     monkeypatch.setattr(torch, "compile", lambda model, **options: None)
-    with pytest.raises(NotCompiled, match=r"torch\.compile failed") as met:
+    with pytest.raises(OneProcess, match=r"torch\.compile failed") as met:
         events_of(new, data, compile=True)
     assert met.value.hint == "use --no-compile"
 
@@ -245,6 +245,18 @@ def test_nothing_is_compiled_while_it_trains(new, nano, data, monkeypatch, taugh
     assert made[0] > 1
     assert set(made) == {made[0]}
     assert graphs == [[]] * len(graphs)
+
+
+def test_rows_are_compiled_as_long_as_they_are(new, tmp_path, monkeypatch):
+    seen = []
+
+    def spy(model, **options):
+        return lambda ids: seen.append(tuple(ids.shape)) or model(ids)
+
+    np.save(tmp_path / "rows.npy", np.arange(440).reshape(40, 11) % 61)
+    monkeypatch.setattr(torch, "compile", spy)
+    events_of(new, tmp_path / "rows.npy", compile=True)
+    assert set(seen) == {(4, 10)}
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of what the compiler imports

@@ -1,4 +1,4 @@
-"""Alone: one run at a time writes an output, its log and its saves, as long as it lasts."""
+"""Alone: one run at a time writes an output, and saves itself beside it, as long as it lasts."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modernize.errors import OutputRefused
-from modernize.whole import is_named, resolve_output
+from modernize.whole import is_named, resolve_output, stem
 
 if sys.platform != "win32":
     import fcntl
@@ -21,7 +21,7 @@ def alone(output: Path) -> Iterator[None]:
     where another run has it.
     """
     target = resolve_output(output)
-    place = target.with_name(f".{target.name[-200:]}.lock")
+    place = target.with_name(f".{stem(target)}.lock")
     descriptor = _locked(place, output)
     try:
         yield

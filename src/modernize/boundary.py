@@ -15,12 +15,12 @@ from typing import NoReturn
 import typer
 
 from modernize.errors import (
-    BadData,
-    InputRefused,
     ModernizeError,
-    NotCompiled,
+    OneProcess,
     OutOfMemory,
     OutputRefused,
+    ProcessFailed,
+    TrainingStopped,
     UnreadableFile,
     UsageError,
 )
@@ -50,32 +50,43 @@ def run(app: typer.Typer) -> NoReturn:
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except SystemExit as left:
-        code = left.code
+        code = _left_with(left)
     except OSError as error:  # of the machine and not of the program: permissions, names, a full disk
         if debug:
             _print_traceback()
         failed = OutputRefused if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else UnreadableFile
         about = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        _say(failed(f"{about}{error.strerror or error}", hint="check the name, the permissions and the space there"))
+        hint = "check the name, the permissions and the space there"
+        _say(failed(f"{about}{error.strerror or error}", hint=hint), everywhere=True)
         code = failed.exit_code
     except Exception as error:
-        if debug or not _out_of_memory(error):
-            _print_traceback()
-        if _out_of_memory(error):
-            failure: ModernizeError = OutOfMemory(
-                "there is not enough memory for this", hint="where that was a GPU's, try --device cpu"
-            )
-        else:
-            failure = ModernizeError(
-                f"this is a bug: {type(error).__name__}", hint="please report it with the lines above"
-            )
+        failure = _unexpected(error, debug=debug)
         _say(failure)
         code = failure.exit_code
     _leave(code if isinstance(code, int) else 0)
 
 
+def _unexpected(error: Exception, *, debug: bool) -> ModernizeError:
+    """Memory that ran out, or a bug, which is shown."""
+    greedy = _out_of_memory(error)
+    if debug or not greedy:
+        _print_traceback()
+    if greedy:
+        return OutOfMemory("there is not enough memory", hint="close other programs; of a GPU's, use --device cpu")
+    return ModernizeError(f"this is a bug: {type(error).__name__}", hint="please report it with the lines above")
+
+
+def _left_with(left: SystemExit) -> int:
+    if isinstance(left.code, int | None):
+        return left.code or 0
+    sys.stderr.write(f"{left.code}\n")
+    return 1
+
+
 def _leave(code: int) -> NoReturn:
-    if code and LAUNCHED in os.environ:  # others may wait for this process, and it would wait for them while it ends
+    if code and (
+        LAUNCHED in os.environ or "RANK" in os.environ
+    ):  # others may wait for this process, and it would wait for them while it ends
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
@@ -103,8 +114,8 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _say(error: ModernizeError) -> None:
-    if LAUNCHED in os.environ and not _is_told_here(error):
+def _say(error: ModernizeError, *, everywhere: bool = False) -> None:
+    if LAUNCHED in os.environ and not (everywhere or _is_told_here(error)):
         return
     from modernize.console import Output
 
@@ -112,13 +123,13 @@ def _say(error: ModernizeError) -> None:
 
 
 def _is_told_here(error: ModernizeError) -> bool:
-    """Of several processes the first says what all have met, or the first of a machine; what may have happened to one
-    is said by that one.
+    """Of several processes the first says what all have met together, and the first of each machine what has to do with
+    its files and options; what may have happened to one is said by that one.
     """
-    if isinstance(error, OutOfMemory | NotCompiled) or type(error) is ModernizeError:
+    if isinstance(error, OneProcess) or type(error) is ModernizeError:
         return True
-    of_files = isinstance(error, InputRefused) and not isinstance(error, BadData)
-    return os.environ.get("LOCAL_RANK" if of_files else "RANK", "0") == "0"
+    together = isinstance(error, TrainingStopped | ProcessFailed)
+    return os.environ.get("RANK" if together else "LOCAL_RANK", "0") == "0"
 
 
 def _print_traceback() -> None:

@@ -216,6 +216,11 @@ class Windows:
     vocab_size: int
     name: str
 
+    @property
+    def width(self) -> int:
+        """Places of a window that is drawn: rows may be shorter than the context."""
+        return self.ids.shape[1] - 1 if self.ids.ndim == 2 else self.context
+
     def __len__(self) -> int:
         return len(self.ids) if self.ids.ndim == 2 else max(len(self.ids) - 1, 0) // self.context
 

@@ -3,8 +3,8 @@
     ModernizeError              1  a sentence, a hint, an exit code
     ├── ProcessFailed           1  one of several processes failed, and this one cannot go on without it
     ├── UsageError              2  an option that does not fit
-    │   ├── OutOfMemory            a batch, or a model, that this device has not the memory for
-    │   └── NotCompiled            torch.compile failed where training cannot go on without it
+    │   └── OneProcess             what may have happened to one of several processes alone
+    │       └── OutOfMemory        a batch, or a model, that this device has not the memory for
     ├── InputRefused            3  the input cannot or must not be used
     │   ├── UnreadableFile         missing, damaged, or another kind of file
     │   ├── UnsafeFile             holds objects that only running code could rebuild
@@ -41,12 +41,12 @@ class UsageError(ModernizeError):
     exit_code = 2
 
 
-class OutOfMemory(UsageError):
-    """Memory that ran out, which of several processes may happen to one."""
+class OneProcess(UsageError):
+    """What may have happened to one of several processes alone, which is the one to say so."""
 
 
-class NotCompiled(UsageError):
-    """A compiler that failed, perhaps in one of several processes, after which they no longer agree."""
+class OutOfMemory(OneProcess):
+    """Memory that ran out."""
 
 
 class ProcessFailed(ModernizeError):

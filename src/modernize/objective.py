@@ -27,6 +27,7 @@ from modernize.old import OldGPT
 MATCH = 6.0
 LOGITS_AT_ONCE = {"cpu": 1 << 22}  # numbers: 16 MB in float32, which caches like
 ROWS_A_PRODUCT = 512  # of gradients by logits, for a product by the head that is worth its sum over all words
+LOGITS_A_PRODUCT = 1 << 25  # numbers in those rows, at most
 LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # 128 MB; smaller products would leave a GPU idle
 
 
@@ -148,7 +149,9 @@ class SummedLoss(torch.autograd.Function):
         by_weight = torch.zeros_like(weight, dtype=wide)
         by_bias = None if bias is None else torch.zeros_like(bias)
         at_once = max(1, LOGITS_AT_ONCE.get(states.device.type, LOGITS_AT_ONCE_ELSEWHERE) // len(weight))
-        most = ROWS_A_PRODUCT if narrow == torch.float16 else max(at_once, ROWS_A_PRODUCT)  # float16 sums overflow
+        most = min(ROWS_A_PRODUCT, max(at_once, LOGITS_A_PRODUCT // len(weight)))
+        if narrow != torch.float16:  # whose sums overflow
+            most = max(at_once, most)
         for block in _parts(0, len(states), most):
             by_logits = torch.empty((len(states[block]), len(weight)), dtype=narrow, device=states.device)
             for rows in _parts(block.start, block.stop, at_once):

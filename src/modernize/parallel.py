@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modernize.choices import DeviceName
 from modernize.devices import choose_device
-from modernize.errors import ProcessFailed, UsageError
+from modernize.errors import OneProcess, ProcessFailed
 from modernize.model import ModernGPT
 from modernize.spec import State
 
@@ -89,7 +89,7 @@ class World:
 def join(device: DeviceName) -> Iterator[World]:
     """Join the processes that torchrun started, or be alone.
 
-    Raises UsageError where a machine has fewer GPUs than processes, ProcessFailed where another of them has left.
+    Raises OneProcess where a machine has fewer GPUs than processes, ProcessFailed where another of them has left.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World()
@@ -99,14 +99,14 @@ def join(device: DeviceName) -> Iterator[World]:
     )
     cuda = choose_device(device).type == "cuda"
     if cuda and world.local >= torch.cuda.device_count():
-        raise UsageError(
+        raise OneProcess(
             f"there are more processes than the {torch.cuda.device_count()} GPUs of this machine",
             hint="use --nproc-per-node gpu, or --device cpu",
         )
     if cuda:
         torch.cuda.set_device(world.local)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
         yield replace(world, patient=distributed.new_group(backend="gloo", timeout=LONGEST_WAIT))
     except RuntimeError as error:  # the group is left as it is: to take it down would wait for those who wait for us
         if isinstance(error, distributed.DistError) or any(words in str(error) for words in _LEFT):

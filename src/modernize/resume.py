@@ -22,6 +22,7 @@ from modernize.write import write_tensors
 HISTORY = "history"
 SCHEMA = 3
 _UNREADABLE = (OSError, KeyError, TypeError, ValueError)
+_HELD = {"identity", "facts", "outputs", "sha256"}
 _CHOSEN = ("--lr", "--warmup", "--eval-every")  # by the run, where they are 0
 
 
@@ -51,8 +52,8 @@ class RunFile:
                 "identity": self.identity,
                 "facts": dict(facts),
                 "outputs": self.outputs,
-                "sha256": _digest(state),
             }
+            plain["sha256"] = _digest(state, plain)
             write_tensors(self.path, state, {"format": "pt", RUN_KEY: json.dumps(plain)})
         return str(self.path)
 
@@ -70,8 +71,8 @@ class RunFile:
         try:
             with safe_open(self.path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            if _digest(tensors) != plain["sha256"]:
-                raise ValueError("its tensors are not those that were saved")
+            if _digest(tensors, plain) != plain["sha256"]:
+                raise ValueError("it is not as it was saved")
             self.history = json.loads(tensors.pop(HISTORY).numpy().tobytes())
         except (SafetensorError, *_UNREADABLE) as error:
             raise _no_run(self.path, error) from error
@@ -105,7 +106,10 @@ def _facts_of(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="numpy") as file:
             plain = json.loads((file.metadata() or {})[RUN_KEY])
-        schema, found = plain["schema"], {name: plain.get(name) for name in ("identity", "facts", "outputs", "sha256")}
+        schema = plain["schema"]
+        missing = _HELD - set(plain) if schema == SCHEMA else ()
+        if missing:
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
     except (SafetensorError, *_UNREADABLE) as error:
         raise _no_run(path, error) from error
     if schema != SCHEMA:
@@ -113,18 +117,18 @@ def _facts_of(path: Path) -> dict[str, Any]:
             f"{path} was saved in schema {schema!r}, and this version reads {SCHEMA}",
             hint="resume it with the version that saved it",
         )
-    return found
+    return dict(plain)
 
 
 def _no_run(path: Path, error: Exception) -> UnreadableFile:
     return UnreadableFile(
-        f"{path} is no run that can be resumed: {error}", hint="delete it, and start without --resume"
+        f"{path} is no run that can be resumed: {error}", hint="start anew: without --resume, with --force"
     )
 
 
-def _digest(state: State) -> str:
-    """Of names and bytes, in an order that doesn't depend on that of the file."""
-    found = hashlib.sha256()
+def _digest(state: State, plain: Mapping[str, Any]) -> str:
+    """Of facts, names and bytes, in an order that doesn't depend on that of the file."""
+    found = hashlib.sha256(json.dumps([plain[name] for name in sorted(_HELD - {"sha256"})], sort_keys=True).encode())
     for name in sorted(state):
         found.update(name.encode())
         found.update(state[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -132,7 +136,7 @@ def _digest(state: State) -> str:
 
 
 def _short(name: str, value: object) -> str:
-    if value in {None, ""} or (value == 0 and name in _CHOSEN):
+    if value is None or value == "" or (value == 0 and name in _CHOSEN):
         return "left out"
     text = str(value)
     return text if len(text) <= 24 else f"{text[:12]}…"

@@ -24,7 +24,7 @@ from modernize.devices import (
     should_compile,
     transfer,
 )
-from modernize.errors import NotCompiled, TrainingStopped, UsageError
+from modernize.errors import OneProcess, TrainingStopped, UsageError
 from modernize.events import Event, Finished, Notice, Saved, Settings, Started, Stepped, Stopped, Validated
 from modernize.feed import Feed
 from modernize.measure import mean_loss
@@ -181,10 +181,10 @@ class Run:
     def _compile(self) -> Iterator[Notice]:
         """Compile before the first step, for batches of the real sizes, and go on without where that fails."""
         self.model.rope(self.feed.longest, self.device)  # made beforehand, so that the graph only reads the tables
-        lengths = [windows.context for windows in self.feed.windows]
-        failure = self.objective.compile_trunk([(self.feed.windows_each(length), length) for length in lengths])
+        shapes = [(self.feed.windows_each(windows.context), windows.width) for windows in self.feed.windows]
+        failure = self.objective.compile_trunk(shapes)
         if failure and is_cut(self.model):  # parts of it are away, and other processes wait for them
-            raise NotCompiled(f"torch.compile failed ({failure})", hint="use --no-compile")
+            raise OneProcess(f"torch.compile failed ({failure})", hint="use --no-compile")
         if self.around.world.any(bool(failure), self.device):
             self.objective.trunk = self.model.states
             yield Notice(text=f"torch.compile failed ({failure or 'in another process'}); training goes on without it")

@@ -35,7 +35,7 @@ def check_no_run(checkpoint: Checkpoint) -> None:
     if RUN_KEY in checkpoint.metadata:
         raise UnreadableFile(
             f"{checkpoint.path} is a run that was saved, not a model",
-            hint="the command that began it goes on with --resume; its best weights so far are in the output beside it",
+            hint="the command that began it goes on with --resume, and its output is the model",
         )
 
 

@@ -280,16 +280,17 @@ def _check_outputs(job: Job) -> None:
 
 
 def _begun_log(job: Job) -> tuple[str, ...]:
-    """The log, where a run for this output began it, and perhaps was killed before it was saved."""
-    if job.log is None or job.output.exists():
+    """The log, where a run for this output began it and did not end: it was killed before it was saved."""
+    if job.log is None or job.output.exists() or not job.log.is_file():
         return ()
     try:
-        with job.log.open(encoding="utf-8") as file:
-            rows = (json.loads(line) for line in file)
-            began = next(row for row in rows if row["event"] == "started")
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        whole_lines = job.log.read_text(encoding="utf-8").split("\n")[:-1]
+        rows = [json.loads(line) for line in whole_lines]
+        begun = [row[OUTPUT] for row in rows if row["event"] == "started"]
+        ended = any(row["event"] == "finished" for row in rows)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not a log of ours
         return ()
-    return (str(job.log.resolve()),) if began.get(OUTPUT) == str(job.output.resolve()) else ()
+    return (str(job.log.resolve()),) if not ended and begun == [str(job.output.resolve())] else ()
 
 
 def _outputs(job: Job) -> list[Path]:

@@ -111,7 +111,7 @@ def resolve_output(path: Path) -> Path:
 
 def aside_of(target: Path, end: str = "part") -> Path:
     """A new name beside the target, for what is to become it."""
-    return target.with_name(f".{_stem(target)}.{secrets.token_hex(4)}.{end}")
+    return target.with_name(f".{stem(target)}.{secrets.token_hex(4)}.{end}")
 
 
 def clear_leftovers(target: Path, *, end: str = "part", folders: bool = False) -> None:
@@ -119,7 +119,7 @@ def clear_leftovers(target: Path, *, end: str = "part", folders: bool = False) -
 
     Only files (or only folders) with a name that `aside_of` makes.
     """
-    pattern = re.compile(rf"\.{re.escape(_stem(target))}\.[0-9a-f]{{8}}\.{end}")
+    pattern = re.compile(rf"\.{re.escape(stem(target))}\.[0-9a-f]{{8}}\.{end}")
     with contextlib.suppress(OSError):  # a folder that can't be listed may still be written to
         for entry in list(os.scandir(target.parent)):
             if not pattern.fullmatch(entry.name):
@@ -168,7 +168,7 @@ def _refuse_kind(path: Path, kind: int) -> None:
     )
 
 
-def _stem(target: Path) -> str:
+def stem(target: Path) -> str:
     """The name of the target, or, where there is no room for more beside it, its start and a hash."""
     try:
         longest = os.pathconf(target.parent, "PC_NAME_MAX")
