@@ -152,6 +152,7 @@ class SummedLoss(torch.autograd.Function):
         most = min(ROWS_A_PRODUCT, max(at_once, LOGITS_A_PRODUCT // len(weight)))
         if narrow != torch.float16:  # whose sums overflow
             most = max(at_once, most)
+        whole = states.device.type == "cpu" and bool((targets != IGNORED).all())  # elsewhere, asking would wait
         for block in _parts(0, len(states), most):
             by_logits = torch.empty((len(states[block]), len(weight)), dtype=narrow, device=states.device)
             for rows in _parts(block.start, block.stop, at_once):
@@ -159,17 +160,20 @@ class SummedLoss(torch.autograd.Function):
                 wanted = targets[rows].clamp(min=0)[:, None]
                 log_new = _log_probabilities(states[rows], weight, bias, wide)  # (n, vocab)
                 total -= (1 - distill) * (log_new.gather(1, wanted)[:, 0] * known).sum()
-                here = log_new.exp()
+                place = by_logits[rows.start - block.start : rows.stop - block.start]
+                here = torch.exp(log_new, out=place) if narrow == wide else log_new.exp()
                 if old_states is not None and old_weight is not None:
                     old = _log_probabilities(old_states[rows], old_weight, old_bias, wide)
                     likely = old.exp()
                     total += distill * ((old.sub_(log_new).mul_(likely)).sum(-1) * known).sum()
                     here.sub_(likely, alpha=distill)
                 here.scatter_add_(1, wanted, here.new_full(wanted.shape, distill - 1))
-                here *= known[:, None]
+                if not whole:
+                    here *= known[:, None]
                 if by_bias is not None:
                     by_bias += here.sum(0)
-                by_logits[rows.start - block.start : rows.stop - block.start] = here
+                if here is not place:
+                    place.copy_(here)
             by_states[block] = by_logits @ weight
             if narrow == wide:
                 by_weight.addmm_(by_logits.T, states[block])
