@@ -84,9 +84,8 @@ def _left_with(left: SystemExit) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    if code and (
-        LAUNCHED in os.environ or "RANK" in os.environ
-    ):  # others may wait for this process, and it would wait for them while it ends
+    if code and (LAUNCHED in os.environ or "RANK" in os.environ):
+        # others may wait for this process, and it would wait for them while it ends
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)

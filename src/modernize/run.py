@@ -269,18 +269,20 @@ class Run:
         if self.best_state and not loss < self.best:
             return False
         self.best, self.best_reached = loss if math.isfinite(loss) else math.inf, self.reached
+        self._remember()
+        return True
+
+    def _remember(self) -> None:
+        """Keep these weights as the best, in the place of those before."""
         if self.best_state:
             fill(self.best_state, self.model.to_state())
         else:
             self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
-        return True
 
     def _give_best(self) -> None:
         config = self.model.config
         self.model.config = replace(config, trained_context=max(config.trained_context, self.best_reached))
-        with torch.no_grad():
-            for name, tensor in self.model.to_state().items():
-                tensor.copy_(self.best_state[name])
+        fill(self.model.to_state(), self.best_state)
 
     def _save(self) -> Iterator[Saved]:
         """Hand everything that the rest of the run depends on to the keeper, where there is one."""
@@ -315,7 +317,7 @@ class Run:
         for name in _COUNTED:
             setattr(self, name, facts[name])
         fill(self.model.to_state(), part("model."))
-        self.best_state = {name: tensor.detach().clone() for name, tensor in self.model.to_state().items()}
+        self._remember()  # cut up as the model is
         fill(self.best_state, part("best."))
         self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
         unpack_optimizers(self.model, self.optimizers, like(self.model, part("optimizer.")))
