@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from modernize import objective
 from modernize.data import IGNORED
-from modernize.objective import SummedLoss
+from modernize.objective import SummedLoss, softmax_
 
 
 def noise(*shape, seed):
@@ -22,12 +22,12 @@ def plain(states, head, bias, targets, old, distill):
     return loss
 
 
-@pytest.mark.parametrize(("at_once", "rows"), [(1, 1), (1, 3), (40, 1), (40, 512), (22, 5), (1 << 20, 512)])
+@pytest.mark.parametrize(("logits", "places"), [(1, 512), (22, 512), (40, 512), (1 << 20, 1), (1 << 20, 3), (1 << 20, 512)])
 @pytest.mark.parametrize("taught", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
-def test_loss_and_gradients(monkeypatch, at_once, rows, taught, biased):
-    monkeypatch.setattr(objective, "LOGITS_AT_ONCE", {"cpu": at_once})
-    monkeypatch.setattr(objective, "ROWS_A_PRODUCT", rows)
+def test_loss_and_gradients(monkeypatch, logits, places, taught, biased):
+    monkeypatch.setattr(objective, "LOGITS_AT_ONCE", logits)
+    monkeypatch.setattr(objective, "PLACES_AT_ONCE", places)
     targets = torch.tensor([3, IGNORED, 0, 10, 3, IGNORED, 7])
     old = (noise(7, 5, seed=3), noise(11, 5, seed=4), noise(11, seed=5)) if taught else (None, None, None)
     distill = 0.3 if taught else 0.0
@@ -42,9 +42,17 @@ def test_loss_and_gradients(monkeypatch, at_once, rows, taught, biased):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_many_places_with_one_target_do_not_overflow_in_float16(monkeypatch):
+@pytest.mark.parametrize("offset", [0.0, -3000.0])
+def test_probabilities_of_sure_models_and_of_logits_far_from_zero(offset):
+    logits = 40 * noise(50, 300, seed=0).float() + offset
+    found = logits.clone()
+    norm = softmax_(found)
+    torch.testing.assert_close(norm, logits.double().logsumexp(-1, keepdim=True).float(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, logits.double().softmax(-1).float(), rtol=1e-4, atol=1e-30)
+
+
+def test_many_places_with_one_target_do_not_overflow_in_float16():
     """Of a small vocabulary, all places of a batch would be one product, whose sum float16 cannot hold."""
-    monkeypatch.setattr(objective, "LOGITS_AT_ONCE", {"cpu": 1 << 25})
     states, head = torch.full((1 << 15, 4), 8.0), torch.zeros((61, 4), requires_grad=True)
     with torch.autocast("cpu", torch.float16):
         SummedLoss.apply(states, head, None, torch.zeros(1 << 15, dtype=torch.int64), None, None, None, 0.0).backward()

@@ -25,10 +25,8 @@ from modernize.model import ModernGPT
 from modernize.old import OldGPT
 
 MATCH = 6.0
-LOGITS_AT_ONCE = {"cpu": 1 << 22}  # numbers: 16 MB in float32, which caches like
-ROWS_A_PRODUCT = 512  # of gradients by logits, for a product by the head that is worth its sum over all words
-LOGITS_A_PRODUCT = 1 << 25  # numbers in those rows, at most
-LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # 128 MB; smaller products would leave a GPU idle
+LOGITS_AT_ONCE = 1 << 25  # numbers: 128 MB in float32, less would leave a GPU idle
+PLACES_AT_ONCE = 512  # on a CPU: products are as fast as they come, and those of a small vocabulary stay in its caches
 
 
 class Objective(nn.Module):
@@ -144,41 +142,42 @@ class SummedLoss(torch.autograd.Function):
         bias = None if bias is None else bias.to(wide)
         if old_states is not None and old_weight is not None:
             old_states, old_weight = old_states.to(narrow), old_weight.to(narrow)
+            old_bias = None if old_bias is None else old_bias.to(wide)
         total = states.new_zeros((), dtype=wide)
         by_states = torch.empty_like(states)
         by_weight = torch.zeros_like(weight, dtype=wide)
         by_bias = None if bias is None else torch.zeros_like(bias)
-        at_once = max(1, LOGITS_AT_ONCE.get(states.device.type, LOGITS_AT_ONCE_ELSEWHERE) // len(weight))
-        most = min(ROWS_A_PRODUCT, max(at_once, LOGITS_A_PRODUCT // len(weight)))
-        if narrow != torch.float16:  # whose sums overflow
-            most = max(at_once, most)
+        at_once = max(1, LOGITS_AT_ONCE // len(weight))
+        if states.device.type == "cpu" or narrow == torch.float16:  # whose sums over many places overflow
+            at_once = min(at_once, PLACES_AT_ONCE)
         whole = states.device.type == "cpu" and bool((targets != IGNORED).all())  # elsewhere, asking would wait
-        for block in _parts(0, len(states), most):
-            by_logits = torch.empty((len(states[block]), len(weight)), dtype=narrow, device=states.device)
-            for rows in _parts(block.start, block.stop, at_once):
-                known = targets[rows] != IGNORED  # (n,)
-                wanted = targets[rows].clamp(min=0)[:, None]
-                log_new = _log_probabilities(states[rows], weight, bias, wide)  # (n, vocab)
-                total -= (1 - distill) * (log_new.gather(1, wanted)[:, 0] * known).sum()
-                place = by_logits[rows.start - block.start : rows.stop - block.start]
-                here = torch.exp(log_new, out=place) if narrow == wide else log_new.exp()
-                if old_states is not None and old_weight is not None:
-                    old = _log_probabilities(old_states[rows], old_weight, old_bias, wide)
-                    likely = old.exp()
-                    total += distill * ((old.sub_(log_new).mul_(likely)).sum(-1) * known).sum()
-                    here.sub_(likely, alpha=distill)
-                here.scatter_add_(1, wanted, here.new_full(wanted.shape, distill - 1))
-                if not whole:
-                    here *= known[:, None]
-                if by_bias is not None:
-                    by_bias += here.sum(0)
-                if here is not place:
-                    place.copy_(here)
-            by_states[block] = by_logits @ weight
-            if narrow == wide:
-                by_weight.addmm_(by_logits.T, states[block])
+        for rows in _parts(len(states), at_once):
+            known = targets[rows, None] != IGNORED  # (n, 1)
+            wanted = targets[rows, None].clamp(min=0)
+            new = _logits(states[rows], weight, bias, wide)  # (n, vocab)
+            told = new.gather(1, wanted)
+            if old_states is None or old_weight is None:
+                norm = softmax_(new)
+                loss = (1 - distill) * (norm - told)
             else:
-                by_weight += by_logits.T @ states[block]
+                old = _logits(old_states[rows], old_weight, old_bias, wide)
+                apart = old - new
+                norm, old_norm = softmax_(new), softmax_(old)
+                loss = (1 - distill) * (norm - told)
+                loss += distill * (apart.mul_(old).sum(-1, keepdim=True) + norm - old_norm)
+                new.sub_(old, alpha=distill)
+            total += (loss * known).sum()
+            new.scatter_add_(1, wanted, new.new_full(wanted.shape, distill - 1))  # and now it is the gradient
+            if not whole:
+                new *= known
+            if by_bias is not None:
+                by_bias += new.sum(0)
+            by_logits = new.to(narrow)
+            torch.mm(by_logits, weight, out=by_states[rows])
+            if narrow == wide:
+                by_weight.addmm_(by_logits.T, states[rows])
+            else:
+                by_weight += by_logits.T @ states[rows]
         ctx.save_for_backward(by_states, by_weight, by_bias)
         return total
 
@@ -192,9 +191,17 @@ class SummedLoss(torch.autograd.Function):
         return (by_states * outer).to(states), (by_weight * outer).to(weight), by_bias, *[None] * 5
 
 
-def _log_probabilities(states: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
+def softmax_(logits: Tensor) -> Tensor:
+    """Logits (n, vocab) become probabilities, in place; gives log Σ exp of each row, (n, 1)."""
+    top = logits.amax(-1, keepdim=True)
+    total = logits.sub_(top).exp_().sum(-1, keepdim=True)
+    logits /= total
+    return top + total.log()
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
     logits = (states @ weight.T).to(wide)
-    return (logits if bias is None else logits + bias).log_softmax(-1)
+    return logits if bias is None else logits.add_(bias)
 
 
 def _product_dtype(states: Tensor) -> torch.dtype:
@@ -203,6 +210,6 @@ def _product_dtype(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
-def _parts(start: int, end: int, size: int) -> Iterator[slice]:
-    for first in range(start, end, size):
+def _parts(end: int, size: int) -> Iterator[slice]:
+    for first in range(0, end, size):
         yield slice(first, min(first + size, end))

@@ -231,7 +231,11 @@ class Run:
     def _update(self, loss: float) -> None:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        norm = norm_of(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip))
+        parameters, most = list(self.model.parameters()), self.settings.grad_clip
+        found = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = norm_of(found)
+        if norm > most:  # below, scaling by one would take as long
+            nn.utils.clip_grads_with_norm_(parameters, most, found)
         # a gradient that overflowed in float16 is the scaler's business: it scales down, and nobody steps
         if not math.isfinite(loss) or not (math.isfinite(norm) or self.scaler.is_enabled()):
             raise TrainingStopped(
