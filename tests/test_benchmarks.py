@@ -70,13 +70,31 @@ def test_throughput_measures_each_row_and_writes_its_page(monkeypatch):
     throughput = importlib.import_module("throughput")
     size = throughput.Size(spec=throughput.shape(1, 2, 16, 8, 30), batch=4, steps=4)
     monkeypatch.setattr(throughput, "SIZES", {"tiny": size})
-    results = {
-        ("tiny", "float32", False, row): [throughput.measure(size, row, "float32", False)] for row in throughput.ROWS
-    }
-    assert all(0 < found["seconds"] < 60 and found["memory"] > 0 for (found,) in results.values())
+    results = {}
+    for optimizer, rows in throughput.GROUPS.items():
+        case = throughput.Case(model="tiny", precision="float32", compiled=False, optimizer=optimizer)
+        seconds = [throughput.take_turns(case) for _ in range(2)]
+        assert all(0 < taken[row] < 60 for taken in seconds for row in rows)
+        results[case] = throughput.Measured(
+            seconds={row: [taken[row] for taken in seconds] for row in rows},
+            memory={row: used for row in rows for used in throughput.peak(case, row).values()},
+        )
+        assert min(results[case].memory.values()) > 1e6
     page = throughput.page(results)
-    assert page.count("| tiny, 4 × 8 |") == len(throughput.ROWS)
-    assert page.count("| 1.00 |") >= 2
+    assert page.count("| tiny, 4 × 8 |") == 5
+    assert page.count("| 1.000 |") == 2  # a plain loop beside itself
+    assert page.count("<br>") == 3
+
+
+def test_throughput_leaves_out_what_failed(monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(FOLDER)
+    throughput = importlib.import_module("throughput")
+    case = throughput.Case(model="1M", precision="float8", compiled=False, optimizer="adamw")
+    assert throughput.in_a_process(case, "modernize") == {}
+    assert "failed (1):" in capsys.readouterr().out
+    found = throughput.Measured(seconds={row: [] for row in case.rows}, memory={})
+    assert "| 1M" not in throughput.page({case: found})
 
 
 def test_conversion_is_measured_beside_a_copy(monkeypatch, tmp_path):

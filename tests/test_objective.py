@@ -22,7 +22,9 @@ def plain(states, head, bias, targets, old, distill):
     return loss
 
 
-@pytest.mark.parametrize(("logits", "places"), [(1, 512), (22, 512), (40, 512), (1 << 20, 1), (1 << 20, 3), (1 << 20, 512)])
+@pytest.mark.parametrize(
+    ("logits", "places"), [(1, 512), (22, 512), (40, 512), (1 << 20, 1), (1 << 20, 3), (1 << 20, 512)]
+)
 @pytest.mark.parametrize("taught", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 def test_loss_and_gradients(monkeypatch, logits, places, taught, biased):

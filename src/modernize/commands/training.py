@@ -43,7 +43,9 @@ def finetune(
     out: "Output",
 ) -> None:
     """Train all weights to win back the old model's loss."""
+    from modernize.devices import choose_device
     from modernize.interrupts import caught
+    from modernize.memory import keep_freed_memory
     from modernize.parallel import join
     from modernize.show import show_finetune, watch_finetune
     from modernize.tune import Job, tune
@@ -65,6 +67,7 @@ def finetune(
     )
     with join(settings.device) as world, caught(out.note) as interrupts:
         out.muted = not world.first
+        keep_freed_memory(choose_device(settings.device))
         with out.stages() as progress:
             events = tune(job, stop=interrupts.asked, world=world, progress=progress)
             report = watch_finetune(out, interrupts.until_trained(events, world.wait), progress)
