@@ -24,7 +24,7 @@ ORDER = (
     ("loading", "tokenizer"),
     ("text",),
     ("data", "devices"),
-    ("feed", "measure", "memory", "optim", "parallel", "recipe"),
+    ("feed", "measure", "memory", "muon", "optim", "parallel", "recipe"),
     ("matching", "surroundings", "trial"),
     ("objective", "inspection"),
     ("run", "sample"),

@@ -41,12 +41,12 @@ def choose_precision(name: PrecisionName, device: torch.device, width: int) -> t
     which a CPU does for wide models alone, and float32 elsewhere.
     """
     if name == "auto":
-        fast = _multiplies_bfloat16(device) and (device.type != "cpu" or width >= WIDE)
+        fast = multiplies_bfloat16(device) and (device.type != "cpu" or width >= WIDE)
         return torch.bfloat16 if fast else torch.float32
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
-def _multiplies_bfloat16(device: torch.device) -> bool:
+def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether there are instructions for it, and not only a way to emulate it."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

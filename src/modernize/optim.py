@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from modernize.choices import OptimizerName
-from modernize.devices import has_fused_adamw
+from modernize.devices import has_fused_adamw, multiplies_bfloat16
+from modernize.muon import WideMuon
 from modernize.spec import State
 
 BETAS = (0.9, 0.95)
@@ -35,7 +36,11 @@ def build_optimizers(model: nn.Module, name: OptimizerName, lr: float, device: t
     rest = [p for p in model.parameters() if id(p) not in chosen]
     optimizers: list[Optimizer] = [AdamW(rest, lr=lr, betas=BETAS, weight_decay=0.0, fused=has_fused_adamw(device))]
     if matrices:
-        optimizers.append(Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(
+            Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+            if multiplies_bfloat16(device)
+            else WideMuon(matrices, lr=lr)
+        )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["initial_lr"] = lr
