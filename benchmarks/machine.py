@@ -5,13 +5,17 @@ from pathlib import Path
 
 import torch
 
+from modernize.devices import multiplies_bfloat16
+
 
 def machine() -> str:
-    """Processor or card, threads, and versions."""
+    """Processor and its instructions, or card, threads, and versions."""
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:
-        device = f"{_processor()}, {torch.get_num_threads()} threads"
+        more = ", bfloat16" if multiplies_bfloat16(torch.device("cpu")) else ""
+        capability = torch.backends.cpu.get_cpu_capability()
+        device = f"{_processor()} ({capability}{more}), {torch.get_num_threads()} threads"
     return f"{device}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
 
 

@@ -35,13 +35,10 @@ old model writes for calibration and which windows the fine-tune draws.
 The learning rate falls to zero at step 200; the last column is a schedule of its own that ends at step 50. The defaults
 of the fine-tune were chosen by losses of seeds 0 and 1 on these models, on a part of their validation text.
 
-`fold`, `reset` and their rows of costs were measured when the default fine-tune had windows of the old context alone;
-`retrofit` has windows of up to two old contexts, and shows what comes past it.
-
 What it costs: *own text* is what the old model wrote for calibration, *data* the different tokens of DATA that were
 seen. *Passes* are tokens trained through the whole model, forward and backward, of which a teacher's forward pass is a
 third; a conversion, which works on a layer at a time, is counted by its matrix products in the same unit. Seconds are
-wall time, without validation, and with reading and writing the file.
+wall time, without validation, and with reading and writing the file; they compare on one machine alone.
 """
 
 
@@ -50,11 +47,19 @@ def render(results: Path, titles: Mapping[str, str]) -> None:
     rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     models = {name: [row for row in rows if row["model"] == name] for name in titles}
     models = {name: found for name, found in models.items() if found}
-    machines = sorted({row["machine"] for row in rows})
-    parts = [INTRODUCTION, f"Machine: {'; '.join(machines)}.\n", "![Curves](recovery.png)\n", _summary(models)]
+    parts = [INTRODUCTION, _machines(rows), "![Curves](recovery.png)\n", _summary(models)]
     parts += [_model(titles[name], found) for name, found in models.items()]
     results.with_name("recovery.md").write_text("\n".join(parts), encoding="utf-8")
     _plot(models, results.with_name("recovery.png"))
+
+
+def _machines(rows: Sequence[Row]) -> str:
+    """What the ways were measured on."""
+    ways: dict[str, dict[str, None]] = {}
+    for row in rows:
+        ways.setdefault(row["machine"], {})[row["way"]] = None
+    told = (machine + (f": `{'`, `'.join(of)}`" if len(ways) > 1 else "") for machine, of in ways.items())
+    return f"Machine: {'; '.join(told)}.\n"
 
 
 def _of(rows: Sequence[Row], way: str, horizon: int) -> list[Row]:

@@ -13,8 +13,10 @@ from torch.utils import backend_registration
 
 from modernize import devices
 from modernize.errors import UsageError
-from modernize.events import Settings, Stepped
+from modernize.events import Settings, Started, Stepped
 from modernize.facts import Facts
+from modernize.loading import load
+from modernize.train import finetune
 from modernize.tune import Job, tune
 
 CUDA, MPS, CPU = torch.device("cuda"), torch.device("mps"), torch.device("cpu")
@@ -79,6 +81,35 @@ def test_a_cpu_makes_wide_products_in_bfloat16_where_it_has_instructions_for_it(
 def test_a_torch_that_cannot_say_what_a_cpu_has_gets_float32(monkeypatch):
     monkeypatch.delattr(torch.cpu, "get_capabilities")
     assert devices.choose_precision("auto", CPU, 768) == torch.float32
+
+
+X86, ARM = {"architecture": "x86_64"}, {"architecture": "aarch64"}
+
+
+@pytest.mark.parametrize(
+    ("device", "has", "slow"),
+    [
+        (CPU, X86, {torch.bfloat16, torch.float16}),
+        (CPU, X86 | {"avx512_bf16": True}, {torch.float16}),
+        (CPU, X86 | {"amx_bf16": True, "amx_fp16": True}, set()),
+        (CPU, ARM, set()),
+        (MPS, X86, set()),
+        (CUDA, X86, {torch.bfloat16}),
+    ],
+)
+def test_what_a_device_emulates(monkeypatch, device, has, slow):
+    there(monkeypatch, cuda=True, mps=False, bf16=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    precisions = (torch.float32, torch.bfloat16, torch.float16)
+    assert {precision for precision in precisions if devices.emulates(device, precision)} == slow
+
+
+def test_a_precision_that_is_emulated_is_told(monkeypatch, new, data):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: X86)
+    options = {"steps": 1, "batch_size": 1, "device": "cpu"}
+    asked = next(finetune(load(new), data, dtype="bfloat16", **options))
+    assert "--dtype bfloat16: this cpu has no instructions for it" in asked.text
+    assert isinstance(next(finetune(load(new), data, **options)), Started)
 
 
 def test_autocast_is_nothing_for_float32_and_lowers_products_otherwise():

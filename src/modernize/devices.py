@@ -56,6 +56,16 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return any(known.get(instruction) for instruction in ("amx_bf16", "avx512_bf16"))
 
 
+def emulates(device: torch.device, precision: torch.dtype) -> bool:
+    """Whether a device is known to have no instructions for products in a precision, for which it takes far longer."""
+    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    if device.type == "cpu" and known.get("architecture") != "x86_64":  # of which nothing is known here
+        return False
+    if precision == torch.float16:
+        return device.type == "cpu" and not any(known.get(name) for name in ("amx_fp16", "avx512_fp16"))
+    return precision == torch.bfloat16 and device.type in ("cpu", "cuda") and not multiplies_bfloat16(device)
+
+
 def autocast(device: torch.device, precision: torch.dtype) -> AbstractContextManager[object]:
     """Matrix products in `precision`, weights and sums in float32; nothing at all for float32."""
     if precision == torch.float32:

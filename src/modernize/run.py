@@ -19,6 +19,7 @@ from modernize.devices import (
     autocast,
     choose_device,
     choose_precision,
+    emulates,
     fast_products,
     gradient_scaler,
     should_compile,
@@ -40,19 +41,8 @@ from modernize.surroundings import Surroundings
 
 LOOKS, MOST_LOOKS = 8, 256  # places for each number of the old width, in at most so many batches
 MOST_SKIPPED = 30  # in a row; a scale that was only too large is found in fewer
-_COUNTED = (
-    "done",
-    "tokens",
-    "seconds",
-    "skipped",
-    "lr",
-    "before",
-    "old",
-    "after",
-    "best",
-    "reached",
-    "best_reached",
-)  # of a run, as it is saved
+# of a run, as it is saved
+_COUNTED = ("done", "tokens", "seconds", "skipped", "lr", "before", "old", "after", "best", "reached", "best_reached")
 
 
 class Run:
@@ -124,6 +114,11 @@ class Run:
 
     def _begin(self) -> Iterator[Event]:
         """Look at the losses and choose the learning rate; or take all of it from a run that was saved."""
+        if emulates(self.device, self.precision):
+            yield Notice(
+                text=f"--dtype {self.settings.dtype}: this {self.device.type} has no instructions for it and emulates "
+                "them; --dtype float32 is faster, often many times"
+            )
         if len(self.val) > self.limit:
             yield Notice(
                 text=f"validation uses the first {self.limit * self.val.context:,} tokens of "
