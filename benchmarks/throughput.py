@@ -6,8 +6,9 @@
 The loops that are compared take turns in one process, a step each, in an order that is shuffled every time: two
 processes of one loop differ by more than the loops do. The plain loop makes all logits, takes their cross-entropy and
 steps with the same optimizers. Both keep freed memory, as `modernize finetune` does on a CPU; without it the plain loop
-would be slower. Each loop runs in bfloat16 too, the plain one by autocast, and on CUDA also compiled. Peak memory is
-that of a process for each alone. What fails, for memory perhaps, is told and left out.
+would be slower. Where the device has instructions for bfloat16 each loop runs in it too, the plain one by autocast, and
+on CUDA also compiled. Peak memory is that of a process for each alone. What fails, for memory perhaps, is told and left
+out.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from torch.nn import functional as F
 
 import modernize
 from modernize.data import Corpus
-from modernize.devices import choose_device
+from modernize.devices import choose_device, multiplies_bfloat16
 from modernize.events import Stepped
 from modernize.memory import keep_freed_memory
 from modernize.model import ModernGPT
@@ -85,7 +86,7 @@ GROUPS = {  # loops that take turns, by their optimizer; the others are compared
     "adamw": (PLAIN, "modernize"),
     "auto": (f"{PLAIN}, Muon", "modernize, Muon", "modernize, Muon, teacher"),
 }
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16") if multiplies_bfloat16(DEVICE) else ("float32",)
 COMPILED = (False, True) if CUDA else (False,)
 
 
