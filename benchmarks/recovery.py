@@ -37,6 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import modernize
 from modernize.conversion import Conversion
 from modernize.data import Corpus, Windows, load_corpus
+from modernize.devices import multiplies_bfloat16
 from modernize.events import Settings, Stepped
 from modernize.facts import Facts
 from modernize.feed import Feed
@@ -269,7 +270,7 @@ def _train_on(
     """The old model trained on as it was trained, with our optimizers at the rate for models that are near."""
     model = copy.deepcopy(old).requires_grad_(True)
     random, device, seconds = np.random.default_rng(seed), torch.device("cpu"), 0.0
-    optimizers = build_optimizers(model, "auto", ALONE_LR, device)
+    optimizers = build_optimizers(model, "auto", ALONE_LR, device, bfloat16=multiplies_bfloat16(device))
     for step in range(steps):
         began = time.perf_counter()
         for optimizer in optimizers:

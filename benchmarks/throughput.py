@@ -7,8 +7,8 @@ The loops that are compared take turns in one process, a step each, in an order 
 processes of one loop differ by more than the loops do. The plain loop makes all logits, takes their cross-entropy and
 steps with the same optimizers. Both keep freed memory, as `modernize finetune` does on a CPU; without it the plain loop
 would be slower. Where the device has instructions for bfloat16 each loop runs in it too, the plain one by autocast, and
-on CUDA also compiled. Peak memory is that of a process for each alone. What fails, for memory perhaps, is told and left
-out.
+on CUDA also compiled. Peak memory is that of a process for each alone. Loops that fail, for memory perhaps, are told
+and left out, with those that they take turns with.
 """
 
 import argparse
@@ -43,7 +43,8 @@ from modernize.spec import GPTSpec, State
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = torch.cuda.is_available()
 DEVICE = choose_device("cuda" if CUDA else "cpu")
-FIRST_STEPS = 2  # of a loop: buffers and states of optimizers are made in them, and peak memory is reached
+BFLOAT16 = multiplies_bfloat16(DEVICE)
+FIRST_STEPS = 2  # of a loop, that are not timed: buffers and states of optimizers are made in them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class Size:
     spec: GPTSpec
     batch: int
     steps: int
+    processes: int  # in each of which the loops take turns
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -78,15 +80,17 @@ def shape(n_layer: int, n_head: int, n_embd: int, block_size: int, vocab_size: i
 
 
 SIZES = {
-    "1M": Size(spec=shape(5, 4, 128, 128, 256), batch=16, steps=100),
-    "GPT-2 small": Size(spec=shape(12, 12, 768, 1024, 50257), batch=64 if CUDA else 2, steps=20 if CUDA else 6),
+    "1M": Size(spec=shape(5, 4, 128, 128, 256), batch=16, steps=100, processes=5),
+    "GPT-2 small": Size(
+        spec=shape(12, 12, 768, 1024, 50257), batch=64 if CUDA else 2, steps=20 if CUDA else 5, processes=2
+    ),
 }
 PLAIN = "plain loop"
 GROUPS = {  # loops that take turns, by their optimizer; the others are compared with the first
     "adamw": (PLAIN, "modernize"),
     "auto": (f"{PLAIN}, Muon", "modernize, Muon", "modernize, Muon, teacher"),
 }
-PRECISIONS = ("float32", "bfloat16") if multiplies_bfloat16(DEVICE) else ("float32",)
+PRECISIONS = ("float32", "bfloat16") if BFLOAT16 else ("float32",)
 COMPILED = (False, True) if CUDA else (False,)
 
 
@@ -153,7 +157,7 @@ def plain_steps(model: ModernGPT, case: Case) -> Iterator[None]:
     """The plainest loop."""
     size, ids, context = case.size, case.size.ids, case.size.spec.block_size
     model.to(DEVICE)
-    optimizers = build_optimizers(model, case.optimizer, 1e-4, DEVICE)
+    optimizers = build_optimizers(model, case.optimizer, 1e-4, DEVICE, bfloat16=BFLOAT16)
     model.rope(context, DEVICE)  # made beforehand, as modernize does
     forward = torch.compile(model) if case.compiled else model
     draw = np.random.default_rng(0)
@@ -183,17 +187,24 @@ def take_turns(case: Case) -> dict[str, float]:
     for _ in range(case.size.steps - FIRST_STEPS):
         turns.shuffle(order)
         for row in order:
+            _wait()
             began = time.perf_counter()
             next(loops[row])
+            _wait()
             seconds[row].append(time.perf_counter() - began)
     return {row: median(taken) for row, taken in seconds.items()}
 
 
+def _wait() -> None:
+    """Until the device is done, so that no loop waits for what another began."""
+    if CUDA:
+        torch.cuda.synchronize()
+
+
 def peak(case: Case, row: str) -> dict[str, float]:
     """Bytes that a process takes which runs one loop alone, on CUDA those of the device."""
-    loop = begun(case, row)
-    for _ in range(FIRST_STEPS):
-        next(loop)
+    for _ in begun(case, row):
+        pass
     used = torch.cuda.max_memory_allocated() if CUDA else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {row: used}
 
@@ -243,7 +254,6 @@ def main() -> None:
     """Measure everything, and write the page."""
     parser = argparse.ArgumentParser(description="Tokens a second of a fine-tune, beside the plainest loop.")
     parser.add_argument("--models", nargs="*", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--repeats", type=int, default=3, help="processes in which loops take turns")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "throughput.md")
     parser.add_argument("--one", help="what one process measures, as JSON")
     given = parser.parse_args()
@@ -261,8 +271,10 @@ def main() -> None:
         for optimizer in GROUPS
     ]
     results = {case: Measured(seconds={row: [] for row in case.rows}, memory={}) for case in cases}
-    for _ in range(given.repeats):
+    for number in range(max(case.size.processes for case in cases)):
         for case in cases:
+            if number >= case.size.processes:
+                continue
             for row, seconds in in_a_process(case, None).items():
                 results[case].seconds[row].append(seconds)
     for case in cases:

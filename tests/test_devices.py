@@ -58,7 +58,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch, name):
 )
 def test_precision(monkeypatch, name, device, bf16, wanted):
     there(monkeypatch, cuda=True, mps=False, bf16=bf16)
-    assert devices.choose_precision(name, device, 128) == wanted
+    assert devices.choose_precision(name, device, 128, bfloat16=devices.multiplies_bfloat16(device)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,14 @@ def test_precision(monkeypatch, name, device, bf16, wanted):
 def test_a_cpu_makes_wide_products_in_bfloat16_where_it_has_instructions_for_it(monkeypatch, has, built, width, wanted):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: built)
-    assert devices.choose_precision("auto", CPU, width) == wanted
-    assert devices.choose_precision("float32", CPU, width) == torch.float32
+    has_it = devices.multiplies_bfloat16(CPU)
+    assert devices.choose_precision("auto", CPU, width, bfloat16=has_it) == wanted
+    assert devices.choose_precision("float32", CPU, width, bfloat16=has_it) == torch.float32
 
 
 def test_a_torch_that_cannot_say_what_a_cpu_has_gets_float32(monkeypatch):
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert devices.choose_precision("auto", CPU, 768) == torch.float32
+    assert not devices.multiplies_bfloat16(CPU)
 
 
 X86, ARM = {"architecture": "x86_64"}, {"architecture": "aarch64"}
@@ -100,6 +101,7 @@ X86, ARM = {"architecture": "x86_64"}, {"architecture": "aarch64"}
 def test_what_a_device_emulates(monkeypatch, device, has, slow):
     there(monkeypatch, cuda=True, mps=False, bf16=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     precisions = (torch.float32, torch.bfloat16, torch.float16)
     assert {precision for precision in precisions if devices.emulates(device, precision)} == slow
 
@@ -108,7 +110,7 @@ def test_a_precision_that_is_emulated_is_told(monkeypatch, new, data):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: X86)
     options = {"steps": 1, "batch_size": 1, "device": "cpu"}
     asked = next(finetune(load(new), data, dtype="bfloat16", **options))
-    assert "--dtype bfloat16: this cpu has no instructions for it" in asked.text
+    assert "--dtype bfloat16: this cpu has no instructions for that precision" in asked.text
     assert isinstance(next(finetune(load(new), data, **options)), Started)
 
 

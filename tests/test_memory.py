@@ -42,6 +42,9 @@ def test_what_gives_nothing_back_anyway_is_left_as_it_is(monkeypatch):
     assert not memory.keep_freed_memory(torch.device("cpu"))  # a C library without mallopt
     monkeypatch.setattr(memory.ctypes, "CDLL", None)
     assert not memory.keep_freed_memory(torch.device("cuda"))
+    with monkeypatch.context() as said:
+        said.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+        assert not memory.keep_freed_memory(torch.device("cpu"))
     monkeypatch.setattr(memory.sys, "platform", "darwin")
     assert not memory.keep_freed_memory(torch.device("cpu"))
 

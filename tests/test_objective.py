@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from modernize import objective
 from modernize.data import IGNORED
-from modernize.objective import SummedLoss, softmax_
+from modernize.objective import SummedLoss, places_at_once, softmax_
 
 
 def noise(*shape, seed):
@@ -48,8 +48,8 @@ def test_loss_and_gradients(monkeypatch, logits, places, taught, biased):
 def test_probabilities_of_sure_models_and_of_logits_far_from_zero(offset):
     logits = 40 * noise(50, 300, seed=0).float() + offset
     found = logits.clone()
-    norm = softmax_(found)
-    torch.testing.assert_close(norm, logits.double().logsumexp(-1, keepdim=True).float(), rtol=1e-6, atol=1e-6)
+    top, rest = softmax_(found)
+    torch.testing.assert_close(top + rest, logits.double().logsumexp(-1, keepdim=True).float(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found, logits.double().softmax(-1).float(), rtol=1e-4, atol=1e-30)
 
 
@@ -83,3 +83,22 @@ def test_reduced_products_keep_sums_in_float32(dtype):
     wanted = plain(states.detach().double(), head.detach().double(), None, targets, (None,), 0.0)
     assert value.item() == pytest.approx(wanted.item(), rel=1e-2)
     assert states.grad.dtype == head.grad.dtype == torch.float32
+
+
+def test_places_at_once_are_few_where_caches_are_small_or_sums_overflow():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    few = objective.PLACES_AT_ONCE
+    assert places_at_once(256, cpu, torch.float32) == places_at_once(256, cuda, torch.float16) == few
+    assert places_at_once(256, cuda, torch.bfloat16) == objective.LOGITS_AT_ONCE // 256
+    assert places_at_once(1 << 20, cpu, torch.float32) == places_at_once(1 << 20, cuda, torch.float16) == 32
+    assert places_at_once(1 << 30, cuda, torch.bfloat16) == 1
+
+
+def test_what_teaches_is_told_apart_where_logits_lie_far_from_zero():
+    states, head = noise(20, 8, seed=0), noise(50, 8, seed=1)
+    bias = torch.full((50,), -3000.0, dtype=torch.float64)
+    old, targets = (states + 0.01 * noise(20, 8, seed=2), head, bias), torch.zeros(20, dtype=torch.int64)
+    exact = SummedLoss.apply(states, head, bias, targets, *old, 1.0)
+    found = SummedLoss.apply(states.float(), head.float(), bias.float(), targets, *(o.float() for o in old), 1.0)
+    assert 0 < exact < 0.1
+    assert abs(found - exact) < 0.003  # of logits that are rounded to 1e-4 each

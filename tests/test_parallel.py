@@ -83,7 +83,7 @@ def finetune(new, nano, data, tmp_path):
         (("--optimizer", "adamw", "--batch-size", "5"), 1e-5),
         (("--optimizer", "adamw", "--grad-accum", "2"), 1e-5),
         (("--optimizer", "adamw", "--grad-accum", "2", "--shard"), 1e-5),
-        (("--shard",), 2e-4),  # Muon orthogonalises in bfloat16, and parts are summed in another order
+        (("--shard",), 2e-4),  # Muon may orthogonalise in bfloat16, and parts are summed in another order
     ],
     ids=["ddp, an odd batch", "ddp, two batches", "shard, two batches", "shard with muon"],
 )
@@ -152,6 +152,22 @@ def test_what_is_drawn_does_not_depend_on_how_many_share_it(processes):
         assert np.array_equal(padded_y[: len(y)], y)
         assert (padded_y[len(y) :] == IGNORED).all()
     assert lengths == {(9, 8), (3, 20)}
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_batches_lie_in_memory_as_those_that_were_compiled_for(windows):
+    corpus = Corpus(name="ids", train=np.arange(1, 400), val=np.arange(1, 40))
+    settings = Settings(batch_size=windows, block_size=8, target_context=8)
+    for x, y in Feed.of(corpus, settings, vocab_size=400, processes=1).draw(5):
+        assert x.strides == y.strides == (8 * 8, 8)
+        assert not np.shares_memory(x, y)
+
+
+@pytest.mark.parametrize(("has", "another_lacks", "found"), [(True, False, True), (True, True, False)])
+def test_bfloat16_is_for_all_processes_or_none(monkeypatch, has, another_lacks, found):
+    monkeypatch.setattr("modernize.parallel.multiplies_bfloat16", lambda device: has)
+    monkeypatch.setattr(World, "any", lambda self, flag, device: flag or another_lacks)
+    assert World(size=2).bfloat16(torch.device("cpu")) is found
 
 
 @pytest.mark.parametrize(

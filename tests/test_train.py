@@ -346,7 +346,7 @@ def test_the_default_batch_is_about_two_thousand_tokens(block, batch):
 @pytest.mark.parametrize("name", ["auto", "muon", "adamw"])
 def test_every_parameter_has_one_optimizer(new, name):
     model = load(new)
-    optimizers = build_optimizers(model, name, 1e-3, torch.device("cpu"))
+    optimizers = build_optimizers(model, name, 1e-3, torch.device("cpu"), bfloat16=True)
     held = [id(p) for o in optimizers for g in o.param_groups for p in g["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())
     if name != "adamw":

@@ -36,18 +36,17 @@ def device_for_fits(name: DeviceName) -> torch.device:
     return torch.device("cpu") if found.type == "mps" else found
 
 
-def choose_precision(name: PrecisionName, device: torch.device, width: int) -> torch.dtype:
-    """The dtype of matrix products in a model of a width: unless asked, bfloat16 where the device multiplies it faster,
-    which a CPU does for wide models alone, and float32 elsewhere.
+def choose_precision(name: PrecisionName, device: torch.device, width: int, *, bfloat16: bool) -> torch.dtype:
+    """The dtype of matrix products in a model of a width, where all devices of a run have instructions for bfloat16 or
+    not: unless asked, bfloat16 where it is faster, which it is on a CPU for wide models alone, and float32 elsewhere.
     """
     if name == "auto":
-        fast = multiplies_bfloat16(device) and (device.type != "cpu" or width >= WIDE)
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if bfloat16 and (device.type != "cpu" or width >= WIDE) else torch.float32
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether there are instructions for it, and not only a way to emulate it."""
+    """Whether it is known to have instructions for it, and not only a way to emulate it."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -64,8 +64,8 @@ class Feed:
     def _batch(self, windows: Windows, random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         inputs, targets = windows.draw(random, self._count(windows.context))
         lacking = self.windows_each(windows.context) * self.processes - len(inputs)
-        if not lacking:  # each in a row in memory, as what is compiled for these shapes expects
-            return np.ascontiguousarray(inputs), np.ascontiguousarray(targets)
+        if not lacking:  # each for itself in memory, as what is compiled for these shapes expects
+            return inputs.copy(), targets.copy()
         more = ((0, lacking), (0, 0))
         return np.pad(inputs, more), np.pad(targets, more, constant_values=IGNORED)
 

@@ -1,6 +1,7 @@
 """What to say where memory runs out, and how a CPU keeps what it has."""
 
 import ctypes
+import os
 import sys
 
 import torch
@@ -16,17 +17,19 @@ _SAID = (
 )
 
 
+_SAID_BY_USER = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 _MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # of glibc's mallopt
 
 
 def keep_freed_memory(device: torch.device) -> bool:
-    """Have this process keep memory that is freed, where it trains on the CPU. Gives whether its C library does.
+    """Have this process keep memory that is freed, where it trains on the CPU. Gives whether glibc was asked to.
 
     A step frees and asks for the same large blocks again and again. glibc gives them back to the system at once, which
-    clears every page for the next step: 600,000 of them in a step of GPT-2 small. It cannot be undone,
-    so a command does it and a library does not. Numbers of the parameters: man 3 mallopt.
+    clears every page for the next step: 600,000 of them in a step of GPT-2 small. The whole process is changed by it,
+    so a command does it and a library does not, and what the environment says of it is left. Blocks that another
+    thread asks for are given back as before. Numbers of the parameters: man 3 mallopt.
     """
-    if device.type != "cpu" or sys.platform != "linux":
+    if device.type != "cpu" or sys.platform != "linux" or any(name in os.environ for name in _SAID_BY_USER):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     return mallopt is not None and bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))

@@ -1,4 +1,4 @@
-"""Muon for devices without instructions for bfloat16."""
+"""Muon for devices that are not known to have instructions for bfloat16."""
 
 import math
 from collections.abc import Callable

@@ -26,7 +26,7 @@ from modernize.old import OldGPT
 
 MATCH = 6.0
 LOGITS_AT_ONCE = 1 << 25  # numbers: 128 MB in float32, less would leave a GPU idle
-PLACES_AT_ONCE = 512  # on a CPU: products are as fast as they come, and those of a small vocabulary stay in its caches
+PLACES_AT_ONCE = 512  # of which products are as fast as they come, and logits of a small vocabulary stay in a cache
 
 
 class Objective(nn.Module):
@@ -147,9 +147,7 @@ class SummedLoss(torch.autograd.Function):
         by_states = torch.empty_like(states)
         by_weight = torch.zeros_like(weight, dtype=wide)
         by_bias = None if bias is None else torch.zeros_like(bias)
-        at_once = max(1, LOGITS_AT_ONCE // len(weight))
-        if states.device.type == "cpu" or narrow == torch.float16:  # whose sums over many places overflow
-            at_once = min(at_once, PLACES_AT_ONCE)
+        at_once = places_at_once(len(weight), states.device, narrow)
         whole = states.device.type == "cpu" and bool((targets != IGNORED).all())  # elsewhere, asking would wait
         for rows in _parts(len(states), at_once):
             known = targets[rows, None] != IGNORED  # (n, 1)
@@ -157,14 +155,14 @@ class SummedLoss(torch.autograd.Function):
             new = _logits(states[rows], weight, bias, wide)  # (n, vocab)
             told = new.gather(1, wanted)
             if old_states is None or old_weight is None:
-                norm = softmax_(new)
-                loss = (1 - distill) * (norm - told)
+                top, total_log = softmax_(new)
+                loss = (1 - distill) * (top - told + total_log)
             else:
                 old = _logits(old_states[rows], old_weight, old_bias, wide)
                 apart = old - new
-                norm, old_norm = softmax_(new), softmax_(old)
-                loss = (1 - distill) * (norm - told)
-                loss += distill * (apart.mul_(old).sum(-1, keepdim=True) + norm - old_norm)
+                (top, total_log), (old_top, old_log) = softmax_(new), softmax_(old)
+                loss = (1 - distill) * (top - told + total_log)
+                loss += distill * (apart.mul_(old).sum(-1, keepdim=True) + (top - old_top) + (total_log - old_log))
                 new.sub_(old, alpha=distill)
             total += (loss * known).sum()
             new.scatter_add_(1, wanted, new.new_full(wanted.shape, distill - 1))  # and now it is the gradient
@@ -191,12 +189,22 @@ class SummedLoss(torch.autograd.Function):
         return (by_states * outer).to(states), (by_weight * outer).to(weight), by_bias, *[None] * 5
 
 
-def softmax_(logits: Tensor) -> Tensor:
-    """Logits (n, vocab) become probabilities, in place; gives log Σ exp of each row, (n, 1)."""
+def places_at_once(vocab: int, device: torch.device, precision: torch.dtype) -> int:
+    """Of how many places all logits are taken together. Gradients over many would overflow in float16."""
+    at_once = max(1, LOGITS_AT_ONCE // vocab)
+    return min(at_once, PLACES_AT_ONCE) if device.type == "cpu" or precision == torch.float16 else at_once
+
+
+def softmax_(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (n, vocab) become probabilities, in place.
+
+    Gives the largest logit of each row and log Σ exp(logits − largest), each (n, 1): log Σ exp in two parts, so that
+    differences of it lose nothing where logits lie far from zero.
+    """
     top = logits.amax(-1, keepdim=True)
     total = logits.sub_(top).exp_().sum(-1, keepdim=True)
     logits /= total
-    return top + total.log()
+    return top, total.log()
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from modernize.choices import OptimizerName
-from modernize.devices import has_fused_adamw, multiplies_bfloat16
+from modernize.devices import has_fused_adamw
 from modernize.muon import WideMuon
 from modernize.spec import State
 
@@ -24,8 +24,11 @@ def schedule(step: int, steps: int, warmup: int) -> float:
     return (steps - step) / max(steps - warmup, 1)
 
 
-def build_optimizers(model: nn.Module, name: OptimizerName, lr: float, device: torch.device) -> list[Optimizer]:
-    """Optimizers that together hold every parameter once; `auto` is Muon with AdamW. Groups remember `initial_lr`.
+def build_optimizers(
+    model: nn.Module, name: OptimizerName, lr: float, device: torch.device, *, bfloat16: bool
+) -> list[Optimizer]:
+    """Optimizers that together hold every parameter once; `auto` is Muon with AdamW, in bfloat16 where all devices have
+    instructions for it. Groups remember `initial_lr`.
 
     Nothing decays: a few dozen steps should move the weights towards the old model, not towards zero.
     """
@@ -38,7 +41,7 @@ def build_optimizers(model: nn.Module, name: OptimizerName, lr: float, device: t
     if matrices:
         optimizers.append(
             Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-            if multiplies_bfloat16(device)
+            if bfloat16
             else WideMuon(matrices, lr=lr)
         )
     for optimizer in optimizers:

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from modernize.choices import DeviceName
-from modernize.devices import choose_device
+from modernize.devices import choose_device, multiplies_bfloat16
 from modernize.errors import OneProcess, ProcessFailed
 from modernize.model import ModernGPT
 from modernize.spec import State
@@ -79,6 +79,10 @@ class World:
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether it is so in any process, so that all of them do the same."""
         return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
+
+    def bfloat16(self, device: torch.device) -> bool:
+        """Whether the devices of all processes have instructions for it, so that all compute alike."""
+        return not self.any(not multiplies_bfloat16(device), device)
 
     def share(self, batch: Tensor) -> Tensor:
         """The windows of this process of a batch (B, T), with nothing between them."""

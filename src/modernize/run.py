@@ -55,7 +55,8 @@ class Run:
         self.feed = Feed.of(corpus, settings, vocab_size=model.vocab_size, processes=around.world.size)
         self.val = corpus.windows("val", model.block_size, vocab_size=model.vocab_size)
         self.device = choose_device(settings.device)
-        self.precision = choose_precision(settings.dtype, self.device, model.config.n_embd)
+        self.bfloat16 = around.world.bfloat16(self.device)
+        self.precision = choose_precision(settings.dtype, self.device, model.config.n_embd, bfloat16=self.bfloat16)
         # what is cut up goes to the device a block at a time, and never whole
         cut = settings.shard and around.world.size > 1
         self.model = model.to(device="cpu" if cut else self.device, dtype=torch.float32)
@@ -116,8 +117,8 @@ class Run:
         """Look at the losses and choose the learning rate; or take all of it from a run that was saved."""
         if emulates(self.device, self.precision):
             yield Notice(
-                text=f"--dtype {self.settings.dtype}: this {self.device.type} has no instructions for it and emulates "
-                "them; --dtype float32 is faster, often many times"
+                text=f"--dtype {self.settings.dtype}: this {self.device.type} has no instructions for that precision "
+                "and emulates it; --dtype float32 is faster, often many times"
             )
         if len(self.val) > self.limit:
             yield Notice(
@@ -143,7 +144,7 @@ class Run:
             width, tokens = self.model.config.n_embd, self.feed.shortest.ids.size
             recipe = choose_recipe(self.settings, loss=self.before, old=self.old, width=width, tokens=tokens)
             self.lr, self.objective.distill = recipe.lr, recipe.distill
-            self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
+            self.optimizers = self._build_optimizers()
             if recipe.match:
                 self._match()
         yield Started(
@@ -163,6 +164,10 @@ class Run:
             sharded=is_cut(self.model),
             validation_tokens=min(len(self.val), self.limit) * self.val.context,
         )
+
+    def _build_optimizers(self) -> list[Optimizer]:
+        chosen = self.settings.optimizer
+        return build_optimizers(self.model, chosen, self.lr, self.device, bfloat16=self.bfloat16)
 
     def _match(self) -> None:
         """Draw the states to the teacher's too. The first map is made of a whole update, and of enough to be one."""
@@ -318,7 +323,7 @@ class Run:
         fill(self.model.to_state(), part("model."))
         self._remember()  # cut up as the model is
         fill(self.best_state, part("best."))
-        self.optimizers = build_optimizers(self.model, self.settings.optimizer, self.lr, self.device)
+        self.optimizers = self._build_optimizers()
         unpack_optimizers(self.model, self.optimizers, like(self.model, part("optimizer.")))
         if matching := part("matching."):
             self.objective.match().restore(matching)

@@ -115,7 +115,8 @@ def _tuned(job: Job, stop: Callable[[], bool], world: World, progress: Stages) -
     else:
         with world.first_alone():  # a large text is tokenized once, into a file that the others find
             corpus = _read(job, model, stored, progress)
-    precision = choose_precision(settings.dtype, choose_device(settings.device), model.config.n_embd)
+    device = choose_device(settings.device)
+    precision = choose_precision(settings.dtype, device, model.config.n_embd, bfloat16=world.bfloat16(device))
     identity = _identity(job, settings, corpus, precision)
     keeper = RunFile(run_file(job.output), identity, outputs=_outputs(job), writes=world.first)
     around = Surroundings(keeper=keeper, resume=job.resume, stop=stop, world=world, progress=progress)
