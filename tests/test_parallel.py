@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from modernize import boundary
 from modernize.boundary import _is_told_here
 from modernize.data import IGNORED, Corpus
 from modernize.errors import (
@@ -25,6 +26,7 @@ from modernize.errors import (
 from modernize.events import Settings
 from modernize.facts import Facts
 from modernize.feed import Feed
+from modernize.interrupts import LAUNCHED
 from modernize.loading import load
 from modernize.parallel import World, join
 from modernize.run import Run
@@ -192,6 +194,19 @@ def test_which_of_several_processes_tells_an_error(monkeypatch, error, rank, loc
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("LOCAL_RANK", str(local))
     assert _is_told_here(error("so it is", hint="do that")) is told
+
+
+@pytest.mark.parametrize(("rank", "waits", "said"), [("0", [], "error: so it is"), ("1", [boundary.TELLING], "")])
+def test_who_has_nothing_to_tell_leaves_after_the_one_who_does(monkeypatch, capsys, rank, waits, said):
+    waited = []
+    monkeypatch.setenv(LAUNCHED, "a run")
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(boundary.time, "sleep", waited.append)
+    monkeypatch.setattr(boundary.signal, "signal", lambda *_: None)
+    boundary._say(UsageError("so it is", hint="do that"))
+    assert waited == waits
+    assert capsys.readouterr().err[: len("error: so it is")] == said
 
 
 def test_what_is_left_of_a_run_is_written_before_any_process_leaves(new, nano, data, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ from modernize.errors import (
     UsageError,
 )
 from modernize.interrupts import LAUNCHED
+
+TELLING = 10.0  # seconds that another process may need to tell an error that all have met
 
 # the root of typer's own usage errors, which typer does not export by name
 _ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -115,6 +118,9 @@ def _open_streams() -> None:
 
 def _say(error: ModernizeError, *, everywhere: bool = False) -> None:
     if LAUNCHED in os.environ and not (everywhere or _is_told_here(error)):
+        # the launcher ends all when one has left, also the one that tells: it goes first, and then this one is ended
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(TELLING)
         return
     from modernize.console import Output
 
