@@ -119,7 +119,8 @@ def _open_streams() -> None:
 def _say(error: ModernizeError, *, everywhere: bool = False) -> None:
     if LAUNCHED in os.environ and not (everywhere or _is_told_here(error)):
         # the launcher ends all when one has left, also the one that tells: it goes first, and then this one is ended
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for ended_by in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ended_by, signal.SIG_DFL)
         time.sleep(TELLING)
         return
     from modernize.console import Output
